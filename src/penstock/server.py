@@ -70,6 +70,7 @@ from penstock.protocols.fujin.session import Fujin
 from penstock.protocols.rustlog.session import RustLog
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK
 from penstock.quic.tls import TlsSettings
+from penstock.telemetry import telemetry_of
 from penstock.units import format_setting, is_loopback, parse_address
 
 NODE_ID = "penstock"
@@ -229,6 +230,7 @@ class Server:
         self.config = config
         self._clock = clock or SystemClock()
         self._parts = AsyncExitStack()
+        self._telemetry = telemetry_of(config)
         background = Background()
         self.engine: Engine
         if config.engine == "kafka":
@@ -250,6 +252,7 @@ class Server:
             topic_defaults=config.topic_defaults,
             deliveries=DeliveryPolicy(**dict(config.subscriptions)),
             background=background,
+            tracing=None if self._telemetry is None else self._telemetry.tracing,
         )
         self.listeners: dict[str, TcpListener | QuicListener] = {}
         self.sessions: dict[str, SessionStats] = {}
@@ -272,6 +275,8 @@ class Server:
             contexts, quic_contexts = _tls_contexts(self.config), _quic_contexts(self.config)
             admin = None if self.config.admin is None else _admin_settings(self.config, self.config.admin)
             check_served(self.config.data_dir, self.config.engine)
+            if self._telemetry is not None:
+                parts.push_async_callback(self._telemetry.close)
             await self.engine.start()
             parts.push_async_callback(self.engine.close)
             await self.broker.start()
@@ -279,6 +284,9 @@ class Server:
             await self._apply_declared_topics()
             parts.callback(self._offer_setup())
             await self._start_admin(parts, admin)
+            if self._telemetry is not None:
+                self._telemetry.start(self.engine, self.broker, self.listeners, self.sessions)
+                parts.push_async_callback(self._telemetry.stop)
             quic_contexts |= self._own_certificates()
             await self._start_listeners(parts, contexts, quic_contexts)
             self._parts = parts.pop_all()
@@ -335,6 +343,7 @@ class Server:
                 listeners=self.listeners,
                 sessions=self.sessions,
                 dissectors=DISSECTORS,
+                around=None if self._telemetry is None else self._telemetry.requests.around,
             )
             await admin.start()
             parts.push_async_callback(admin.stop)

@@ -238,6 +238,9 @@ def test_json_with_references_goes_out_and_comes_back(client: SchemaRegistryClie
     assert not client.test_compatibility("parcels-value", closed)
 
 
+PROTO_REFERENCE = SchemaReference("x.proto", "other-proto", 1)
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
@@ -245,7 +248,11 @@ def test_json_with_references_goes_out_and_comes_back(client: SchemaRegistryClie
         (Schema(CUSTOMER, "AVRO", [SchemaReference("shop.Address", "other-kind", 1)]), "other-kind is json"),
         (Schema(CUSTOMER, "AVRO", [SchemaReference("shop.Address", "other-kind", 0)]), "from 1 on"),
         (Schema(CUSTOMER, "AVRO"), "unknown type shop.Address"),
-        (Schema('syntax = "proto3";', "PROTOBUF", [SchemaReference("x.proto", "other-proto", 1)]), "Protobuf"),
+        (
+            Schema('syntax = "proto3"; import "y.proto"; message A { M m = 1; }', "PROTOBUF", [PROTO_REFERENCE]),
+            "y.proto",
+        ),
+        (Schema("message A {}", "PROTOBUF", [SchemaReference("schema.proto", "other-proto", 1)]), "another one"),
     ],
 )
 def test_references_that_lead_nowhere_are_refused(client: SchemaRegistryClient, schema: Schema, words: str) -> None:
@@ -318,6 +325,79 @@ def test_protobuf_goes_out_and_comes_back(client: SchemaRegistryClient) -> None:
     written = serializer(sent, context)
     read = ProtobufDeserializer(order, {"use.deprecated.format": False}, client)(written, context)
     assert (read.id, read.at.seconds) == (7, 9)
+
+
+COUNTRY = 'syntax = "proto3"; package shop; enum Country { UNKNOWN = 0; FR = 1; }'
+ADDRESS_FILE = (
+    'syntax = "proto3"; package shop; import "country.proto"; message Address { string city = 1; Country in = 2; }'
+)
+PARCEL = """syntax = "proto3"; package shop; import "shop/address.proto"; import "google/protobuf/timestamp.proto";
+message Parcel { Address to = 1; google.protobuf.Timestamp at = 2; int64 id = 3; }"""
+
+
+def parcel_class() -> Any:
+    """A message with one of another file, which has an enum of a third, as a compiler makes them."""
+    country = descriptor_pb2.FileDescriptorProto(name="country.proto", package="shop", syntax="proto3")
+    country.enum_type.add(name="Country").value.add(name="UNKNOWN", number=0)
+    country.enum_type[0].value.add(name="FR", number=1)
+    address = descriptor_pb2.FileDescriptorProto(name="shop/address.proto", package="shop", syntax="proto3")
+    address.dependency.append("country.proto")
+    message = address.message_type.add(name="Address")
+    message.field.add(name="city", number=1, type="TYPE_STRING", label="LABEL_OPTIONAL")
+    message.field.add(name="in", number=2, type="TYPE_ENUM", type_name=".shop.Country", label="LABEL_OPTIONAL")
+    parcel = descriptor_pb2.FileDescriptorProto(name="parcel.proto", package="shop", syntax="proto3")
+    parcel.dependency.extend(["shop/address.proto", "google/protobuf/timestamp.proto"])
+    message = parcel.message_type.add(name="Parcel")
+    message.field.add(name="to", number=1, type="TYPE_MESSAGE", type_name=".shop.Address", label="LABEL_OPTIONAL")
+    stamp = ".google.protobuf.Timestamp"
+    message.field.add(name="at", number=2, type="TYPE_MESSAGE", type_name=stamp, label="LABEL_OPTIONAL")
+    message.field.add(name="id", number=3, type="TYPE_INT64", label="LABEL_OPTIONAL")
+    pool = DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    for file in (country, address, parcel):
+        pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName("shop.Parcel"))
+
+
+def test_the_serializer_registers_what_a_protobuf_message_imports(client: SchemaRegistryClient) -> None:
+    context = SerializationContext("proto-parcels", MessageField.VALUE)
+    parcel = parcel_class()
+    sent = parcel(id=7)
+    sent.to.city = "Lyon"
+    written = ProtobufSerializer(parcel, client, {"use.deprecated.format": False})(sent, context)
+    read = ProtobufDeserializer(parcel, {"use.deprecated.format": False}, client)(written, context)
+    assert (read.id, read.to.city) == (7, "Lyon")
+    registered = client.get_latest_version("proto-parcels-value")
+    assert registered.schema.references == [SchemaReference("shop/address.proto", "shop/address.proto", 1)]
+    address = client.get_latest_version("shop/address.proto")
+    assert address.schema.references == [SchemaReference("country.proto", "country.proto", 1)]
+    assert client.get_referenced_by("shop/address.proto", 1) == [registered.schema_id]
+    refused = refusal(lambda: client.delete_version("shop/address.proto", 1))
+    assert refused == (422, 42206)
+    serialized = client.get_schema(registered.schema_id, fmt="serialized").schema_str  # type: ignore[arg-type]
+    assert serialized is not None
+    descriptor = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(serialized))
+    assert [*descriptor.dependency] == ["shop/address.proto", "google/protobuf/timestamp.proto"]
+
+
+def test_protobuf_in_words_with_references_is_the_definition_that_a_serializer_sends(
+    client: SchemaRegistryClient,
+) -> None:
+    """Two clients, one with text and one with descriptors, mean one schema; later versions are compared through what they import."""
+    client.register_schema("words/country", Schema(COUNTRY, "PROTOBUF"))
+    to_country = [SchemaReference("country.proto", "words/country", 1)]
+    client.register_schema("words/address", Schema(ADDRESS_FILE, "PROTOBUF", to_country))
+    schema = Schema(PARCEL, "PROTOBUF", [SchemaReference("shop/address.proto", "words/address", 1)])
+    number = client.register_schema("words-value", schema)
+    assert client.get_latest_version("words-value").schema.schema_str == PARCEL
+    parcel = parcel_class()
+    serializer = ProtobufSerializer(parcel, client, {"use.deprecated.format": False})
+    serializer(parcel(id=1), SerializationContext("descriptors", MessageField.VALUE))
+    assert client.get_latest_version("descriptors-value").schema_id == number
+    changed = ADDRESS_FILE.replace("string city", "int64 city")
+    client.register_schema("words/other", Schema(changed, "PROTOBUF", to_country))
+    later = Schema(PARCEL, "PROTOBUF", [SchemaReference("shop/address.proto", "words/other", 1)])
+    assert refusal(lambda: client.register_schema("words-value", later)) == (409, 409)
 
 
 def test_protobuf_as_text_and_as_a_descriptor_is_one_definition(client: SchemaRegistryClient) -> None:

@@ -90,8 +90,9 @@ class AdminServer:
         listeners: Mapping[str, Listener],
         sessions: Mapping[str, SessionStats],
         dissectors: Mapping[str, DissectorFactory] | None = None,
+        around: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:
-        """`dissectors`, by listener, decode what the protocol inspector shows."""
+        """`dissectors`, by listener, decode what the protocol inspector shows. `around` wraps what answers requests."""
         self.state: State = "starting"
         self._bind = parse_address(settings.bind)
         self._tls = settings.tls
@@ -133,7 +134,7 @@ class AdminServer:
             routes=[Route(path, self._probe(answer)) for path, answer in self._probes().items()],
         )
         self._config = uvicorn.Config(
-            self._serve,
+            self._serve if around is None else around(self._serve),
             http=_BoundedHttp,
             ws="none",
             lifespan="off",

@@ -71,6 +71,12 @@ class Metrics:
             figures = await gather(self._sources)
             return await asyncio.to_thread(generate_latest, _Scrape(figures, self._process))
 
+    async def collect(self) -> list[Metric]:
+        """Return every family of a scrape, for who exports them in another form."""
+        async with self._scraping:
+            figures = await gather(self._sources)
+            return await asyncio.to_thread(lambda: list(_Scrape(figures, self._process).collect()))
+
 
 @dataclass(frozen=True, slots=True)
 class _Scrape:

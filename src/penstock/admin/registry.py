@@ -1,7 +1,7 @@
 """The schema registry's REST API as Confluent's clients speak it, below `/registry` of the admin address.
 
 A subject is a schema of the broker, and an id is the registry id of a definition: the same under every subject that has it. What the
-broker's schemas have no counterpart for is refused with the code that clients know: references of Protobuf, contexts, other modes than
+broker's schemas have no counterpart for is refused with the code that clients know: contexts, other modes than
 READWRITE.
 
 A deletion is soft unless it is `permanent`, which a soft one must precede. What is soft-deleted is shown with `deleted=true` and by its id.
@@ -27,13 +27,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.admin.api.application import SECURITY_HEADERS, Door, read_body
+from penstock.admin.api.application import ROUTE, SECURITY_HEADERS, Door, read_body
 from penstock.admin.api.problems import HttpProblem, status_of
 from penstock.admin.api.routing import Routes
 from penstock.broker.access.checks import BROKER, Declaration, Operation, Principal, ResourceKind, authorize
 from penstock.broker.broker import Broker
 from penstock.broker.schemas.bundling import Link
 from penstock.broker.schemas.operations import Schemas
+from penstock.broker.schemas.protobuf import own_descriptor
 from penstock.broker.schemas.reference import LATEST, Compatibility, parse_version
 from penstock.broker.schemas.registry import COMPATIBILITY_DEFAULT, SchemaVersion
 from penstock.errors import (
@@ -211,6 +212,7 @@ class RegistryApi:
             caller = await self._door.admit(request)
             path = request.scope["raw_path"].decode("ascii", "replace").removeprefix(PREFIX)
             found, parameters = self._routes.find(request.method, path)
+            request.scope[ROUTE] = PREFIX + found.path
             body = await read_body(request, caller)
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if request.method in ("POST", "PUT") and kind not in BODY_TYPES:
@@ -273,7 +275,9 @@ def _references(links: Iterable[Link]) -> dict[str, Any]:
 
 def _text(call: Call, version: SchemaVersion) -> str:
     if version.type == "protobuf" and call.query.get("format") == "serialized":
-        return base64.b64encode(call.broker.schemas.form(call.principal, version.name, version.version)).decode()
+        return base64.b64encode(
+            own_descriptor(call.broker.schemas.form(call.principal, version.name, version.version))
+        ).decode()
     return version.given
 
 

@@ -60,6 +60,7 @@ from penstock.broker.staging.operations import Staging
 from penstock.broker.topics.changes import TopicChanges
 from penstock.broker.topics.quota import TopicQuota
 from penstock.broker.topics.settings import TopicDescription, check_topic_config, describe
+from penstock.broker.tracing import Tracing, ending, error_of_placed
 from penstock.broker.transactions.applications import Applications
 from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
@@ -93,7 +94,9 @@ class Broker:
         topic_defaults: TopicConfig | None = None,
         deliveries: DeliveryPolicy | None = None,
         background: Background | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        self.tracing = tracing
         self.background = background = background or Background()
         self.workers = WorkerPool()
         """For work of this broker and its sessions that takes too long for the event loop."""
@@ -120,7 +123,7 @@ class Broker:
         self._validation = Validation(self._registry, background)
         self._applications = Applications(engine, clock, background)
 
-        context = Context(engine, clock, limits, self.access, self.audit, background, self.workers)
+        context = Context(engine, clock, limits, self.access, self.audit, background, self.workers, tracing)
         self.cluster = Cluster(context)
         self.coordinator = Coordinator(context, self._groups)
         self.schemas = Schemas(
@@ -309,6 +312,9 @@ class Broker:
         Return whether it is already known that some records are refused.
         """
         batch = Batch(values, keys, headers, expiries)
+        if self.tracing is not None:
+            batch, end = self.tracing.produce(topic, batch)
+            done = ending(end, done, error_of_placed)
         if schema is None and not self._validation.concerns(topic):
             return self._producer.produce(topic, partition, batch, units, done)
         return self._produce_checked(topic, partition, batch, units, schema, done)
@@ -328,6 +334,9 @@ class Broker:
         turn."""
         batch = Batch(values, None if key is None else [key] * len(values))
         partition = self._producer.one_partition(topic, key)
+        if self.tracing is not None:
+            batch, end = self.tracing.produce(topic, batch)
+            done = ending(end, done, error_of_placed)
         if self._validation.concerns(topic):
             self._produce_checked(topic, partition, batch, units, None, done)
         else:

@@ -8,6 +8,7 @@ from penstock.background import Background
 from penstock.broker.access.audit import Audit
 from penstock.broker.access.checks import AccessPolicy
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.tracing import Tracing
 from penstock.clock import Clock
 from penstock.log.api import Engine
 from penstock.workers import WorkerPool
@@ -24,6 +25,7 @@ class Context:
     audit: Audit
     background: Background
     workers: WorkerPool
+    tracing: Tracing | None = None
 
 
 class Part:
@@ -37,3 +39,4 @@ class Part:
         self._limits = context.limits
         self._audit = context.audit
         self._workers = context.workers
+        self._tracing = context.tracing

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.broker.limits import BrokerLimits
@@ -31,6 +31,7 @@ from penstock.config.values import (
     Compression,
     DurabilityText,
     ExpandedPath,
+    HttpUrl,
     OptionalDurationMs,
     OptionalSize,
     SegmentBytes,
@@ -220,6 +221,22 @@ class Logging(Section):
     """`console`: columns for people; `json`: one JSON object a line; `auto`: `console` on a terminal, `json` elsewhere."""
 
 
+class Otel(Section):
+    """`[otel]`: traces and metrics by OTLP, the protocol of OpenTelemetry; needs `pip install "penstock[otel]"`."""
+
+    endpoint: HttpUrl = ""
+    """Where the collector listens for OTLP over HTTP, as in `http://127.0.0.1:4318`. If it is empty, nothing is traced or exported."""
+    service_name: str = Field("penstock", min_length=1, max_length=255)
+    """`service.name` of spans and metrics."""
+    sampling_ratio: float = Field(0.0, ge=0, le=1)
+    """The fraction of calls with records without a trace context for which the broker begins a trace. Their records get a `traceparent`
+    header. Traces that clients begin are continued if the client has sampled them, whatever is set here."""
+    metrics_interval_s: Seconds = Field(60.0, ge=1, le=3600)
+    """Interval of exporting metrics."""
+    headers: dict[str, SecretStr] = {}
+    """HTTP headers of exports, as in `headers = { authorization = "Bearer ..." }`."""
+
+
 class Config(BaseSettings):
     """The configuration of one broker."""
 
@@ -252,6 +269,7 @@ class Config(BaseSettings):
     limits: Limits = Limits()
     subscriptions: Subscriptions = Subscriptions()
     logging: Logging = Logging()
+    otel: Otel = Otel()
     topics: list[Topic] = []
 
     _given: dict[str, str] | None = PrivateAttr(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
@@ -45,6 +46,19 @@ def _group_name(name: str) -> str:
     return name
 
 
+def _http_url(text: str) -> str:
+    if not text:
+        return text
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"{text!r} is not the address of an HTTP server: write it as http://127.0.0.1:4318")
+    if parts.username is not None:
+        raise ValueError(
+            "the address of an HTTP server is shown to whoever may see settings: leave the password out of it"
+        )
+    return text
+
+
 def _none_if_forever(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() == FOREVER else value
 
@@ -60,4 +74,5 @@ Compression = Literal["none", "zstd"]
 TopicName = Annotated[str, Field(min_length=1), AfterValidator(_topic_name)]
 GroupName = Annotated[str, Field(min_length=1), AfterValidator(_group_name)]
 ApiKey = Annotated[SecretStr, Field(min_length=1, max_length=1024)]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
 FelixName = Annotated[str, Field(min_length=1, max_length=200, pattern="^[^/]+$")]

@@ -9,7 +9,7 @@ import fastavro
 import jsonschema_rs
 import pytest
 
-from penstock.broker.schemas.bundling import bundled
+from penstock.broker.schemas.bundling import bundled, files_of
 from penstock.errors import SchemaInvalid
 
 ADDRESS = {"type": "record", "name": "Address", "namespace": "shop", "fields": [{"name": "city", "type": "string"}]}
@@ -104,7 +104,7 @@ def test_json_references_go_over_several_documents() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "part", "words"),
     [
-        ("protobuf", 'syntax = "proto3";', "", "Protobuf"),
+        ("protobuf", 'syntax = "proto3";', "words\n//// file: schema.proto\n", "first line"),
         ("json", "[]", "{}", "JSON object"),
         ("json", '{"$defs": {"r": {}}}', "{}", "rename"),
         ("json", "{", "{}", "not a JSON document"),
@@ -114,6 +114,19 @@ def test_json_references_go_over_several_documents() -> None:
 def test_what_cannot_be_bundled_is_refused(kind: str, text: str, part: str, words: str) -> None:
     with pytest.raises(SchemaInvalid, match=words):
         bundled(kind, text, [("r", part)])
+
+
+def test_a_protobuf_definition_has_each_file_once_behind_those_that_it_imports() -> None:
+    street = bundled("protobuf", 'import "city"; message Street {}', [("city", "message City {}")])
+    house = 'import "city"; import "street"; message House {}'
+    whole = bundled("protobuf", house, [("street", street), ("city", "message City {}")])
+    assert files_of(whole) == [
+        ("city", "message City {}"),
+        ("street", 'import "city"; message Street {}'),
+        ("schema.proto", house),
+    ]
+    with pytest.raises(SchemaInvalid, match="two versions"):
+        bundled("protobuf", house, [("street", street), ("city", "message City { int32 a = 1; }")])
 
 
 def test_without_references_a_definition_stays_as_it_is() -> None:

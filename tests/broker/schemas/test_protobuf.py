@@ -111,7 +111,8 @@ def test_nesting_is_bounded_by_the_decoder() -> None:
     ("text", "reason"),
     [
         ("", "has no message"),
-        ('syntax = "proto3"; enum E { A = 0; }', "has no message"),
+        ('//// file: a.proto\nsyntax = "proto3"; message A {}', "name it schema.proto"),
+        ("//// file: schema.proto\nmessage A {}\n//// file: schema.proto\nmessage B {}", "two files schema.proto"),
         ("nonsense", "line 1:1"),
         ('syntax = "proto3"; message A { int32 x = 1 }', 'Expected ";"'),
         ('syntax = "proto3"; message A { int32 x = 1; int32 y = 1; }', "already been used"),
@@ -165,3 +166,24 @@ def test_any_bytes_are_sound_or_have_a_reason(orders: ProtobufDefinition, value:
     checker = orders.checker("")
     fault = checker.first_fault([value])
     assert (fault is None) == (not checker.faults(value))
+
+
+def test_a_file_without_a_message_is_there_for_others_and_no_record_is_of_it() -> None:
+    definition = ProtobufDefinition.parse('syntax = "proto3"; enum E { A = 0; }')
+    with pytest.raises(InvalidRequest, match="for others to import"):
+        definition.checker("")
+
+
+def test_a_definition_with_imported_files_is_loaded_from_its_form() -> None:
+    text = (
+        '//// file: part.proto\nsyntax = "proto3"; import "google/protobuf/timestamp.proto";\n'
+        "message Part { google.protobuf.Timestamp at = 1; }\n"
+        '//// file: schema.proto\nsyntax = "proto3"; import "part.proto"; message Whole { repeated Part parts = 1; }'
+    )
+    parsed = ProtobufDefinition.parse(text)
+    loaded = ProtobufDefinition.load(text, parsed.form, parsed.cost)
+    assert loaded.checker("").faults(b"\x0a\x04\x0a\x02\x08\x01") == []
+    assert loaded.checker("").faults(b"\x0a\x02\x10\x01") != []
+    assert loaded.identity == parsed.identity
+    with pytest.raises(InvalidRequest, match="no message 'Part'"):
+        loaded.checker("Part")

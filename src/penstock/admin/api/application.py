@@ -60,6 +60,8 @@ SECURITY_HEADERS: Final = {
     "x-content-type-options": "nosniff",
 }
 JSON: Final = "application/json"
+ROUTE: Final = "penstock.route"
+"""In the scope of a request: its path without the names in it, for who traces requests."""
 
 log = structlog.get_logger("penstock.admin.api")
 
@@ -150,6 +152,7 @@ class Api:
         if path == OPENAPI_PATH and request.method == "GET":
             return Response(self._document, media_type=JSON)
         endpoint, parameters = self._routes.find(request.method, path)
+        request.scope[ROUTE] = PREFIX + endpoint.path
         arguments: dict[str, Any] = {}
         if endpoint.query is not None:
             arguments["query"] = _decoded_query(request.url.query, endpoint.query)

@@ -204,6 +204,9 @@ class Subscriptions(Part):
             deliveries.append(taken)
             size_bytes += len(taken.value or b"")
         self.stats.delivered += len(deliveries)
+        if self._tracing is not None and deliveries:
+            headers = [delivery.headers for delivery in deliveries]
+            self._tracing.deliver(topic, headers, group=subscription.name)
         return deliveries
 
     @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)

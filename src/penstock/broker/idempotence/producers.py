@@ -45,6 +45,7 @@ from penstock.broker.records.producer import Accepted, Producer
 from penstock.broker.schemas.reference import parse_reference
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import TABLE_CONFIG, ensure_internal_topic, once_known, read_state
+from penstock.broker.tracing import ending
 from penstock.broker.transactions.transaction_records import TransactionRecords
 from penstock.errors import (
     CorruptMetadata,
@@ -340,6 +341,9 @@ class IdempotentProducers(Part):
                 f"outcome unknown: the broker was restarted since these records were sent first, and topic {topic} has durability "
                 f"{info.config.durability}: look whether they are stored before you send them again"
             )
+        if self._tracing is not None:
+            batch, end = self._tracing.produce(topic, batch)
+            done = ending(end, done, _error_of)
         write = _Write(self, known, request, topic, len(batch), logged=logged)
         known.sequences.begin(request.sequence, done)
         self._writes += 1
@@ -529,3 +533,7 @@ class _Write:
 _KEYS: Final = msgspec.msgpack.Decoder(ProducerKey)
 _ENTRIES: Final = msgspec.msgpack.Decoder(StoredProducer | StoredRequest)
 _REQUESTS: Final = msgspec.msgpack.Decoder(StoredRequest)
+
+
+def _error_of(outcome: Written | PenstockError) -> PenstockError | None:
+    return outcome if isinstance(outcome, PenstockError) else next((error for _, error in outcome.refused), None)

@@ -36,6 +36,7 @@ from penstock.broker.schedule.due_times import Due, DueTimes
 from penstock.broker.schedule.schedule_log import Delayed, Loaded, ScheduleLog
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import appended_together
+from penstock.broker.tracing import ending
 from penstock.errors import (
     EntryNotFound,
     InvalidRequest,
@@ -185,8 +186,11 @@ class Schedule(Part):
                 "or raise limits.delayed_max"
             )
         expiry_of(self._clock.now_ms() + delay_ms, ttl_ms)
-        accept = partial(self._accept, topic, partition, delay_ms, ttl_ms, done)
         batch = Batch([value], None if key is None else [key], None if headers is None else [headers])
+        if self._tracing is not None:
+            batch, end = self._tracing.produce(topic, batch)
+            done = ending(end, done, lambda result: result if isinstance(result, PenstockError) else None)
+        accept = partial(self._accept, topic, partition, delay_ms, ttl_ms, done)
         if self._validation.concerns(topic):
             self._validation.admit(topic, None, batch, accept, done)
         else:

@@ -1,13 +1,14 @@
 """Definitions that refer to others, made self-contained when they are registered.
 
-What a definition refers to is put into it: an Avro type where it is first named, a JSON Schema under `$defs`. So whatever checks, compares
-or decodes needs one text, and a version means the same for ever. The text as it was sent is kept beside it, for clients that sent it.
+What a definition refers to is put into it: an Avro type where it is first named, a JSON Schema under `$defs`, a Protobuf file before the
+definition, below a line with the name that it is imported by. So whatever checks, compares or decodes needs one text, and a version means
+the same for ever. The text as it was sent is kept beside it, for clients that sent it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -20,11 +21,23 @@ _PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "doub
 _NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
 
 
+MAIN_FILE: Final = "schema.proto"
+"""The name of a Protobuf definition itself."""
+FILE_MARK: Final = "//// file: "
+"""Begins the line before each file of a Protobuf definition that has several."""
+
+
+class ProtobufFile(NamedTuple):
+    name: str
+    text: str
+    """In words, or the descriptor in base64."""
+
+
 class Link(msgspec.Struct, frozen=True, array_like=True):
     """A reference of a definition to a version of a schema."""
 
     name: str
-    """As the definition says it: the full name of an Avro type, or what stands in `$ref`."""
+    """As the definition says it: the full name of an Avro type, what stands in `$ref`, or the file that Protobuf imports."""
     schema: str
     version: int
 
@@ -34,9 +47,7 @@ def bundled(kind: str, text: str, parts: Sequence[tuple[str, str]]) -> str:
     if not parts:
         return text
     if kind == "protobuf":
-        raise SchemaInvalid(
-            "a Protobuf definition with references is not supported: put what it imports into the definition itself"
-        )
+        return _with_files(text, parts)
     try:
         document = msgspec.json.decode(text)
         others = [(name, msgspec.json.decode(each)) for name, each in parts]
@@ -46,6 +57,33 @@ def bundled(kind: str, text: str, parts: Sequence[tuple[str, str]]) -> str:
     except RecursionError:
         raise SchemaInvalid("the definition is nested too deep") from None
     return msgspec.json.encode(whole).decode()
+
+
+# -- Protobuf -------------------------------------------------------------------------------------------------------------
+
+
+def _with_files(text: str, others: Sequence[tuple[str, str]]) -> str:
+    files: dict[str, str] = {}
+    for name, other in others:
+        *imported, own = files_of(other)
+        for file in (*imported, ProtobufFile(name, own.text)):
+            if file.name == MAIN_FILE or not file.name or not file.name.isprintable():
+                raise SchemaInvalid(f"{file.name!r} cannot be the name of an imported file: give it another one")
+            if files.setdefault(file.name, file.text) != file.text:
+                raise SchemaInvalid(f"{file.name} is imported in two versions: refer to one of them")
+    whole = [f"{FILE_MARK}{name}\n{each}" for name, each in files.items()]
+    return "\n".join([*whole, f"{FILE_MARK}{MAIN_FILE}", text])
+
+
+def files_of(text: str) -> list[ProtobufFile]:
+    """Return the files of a Protobuf definition: what it imports, each behind what that imports, and then the definition itself."""
+    first, *others = f"\n{text}".split(f"\n{FILE_MARK}")
+    if not others:
+        return [ProtobufFile(MAIN_FILE, text)]
+    if first.strip():
+        raise SchemaInvalid(f"the first line of a definition with several files is {FILE_MARK} and a name")
+    split = [each.partition("\n") for each in others]
+    return [ProtobufFile(name.strip(), own) for name, _, own in split]
 
 
 # -- Avro -----------------------------------------------------------------------------------------------------------------

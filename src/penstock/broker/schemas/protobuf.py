@@ -3,6 +3,8 @@
 A record must decode as the message, with every required field and without any field that the message does not have: bytes decode as
 unknown fields all too easily. Decoding is the protobuf library's own: linear in time, at most 100 levels deep.
 
+A definition may import others that were registered before (see `bundling`); its form is then a FileDescriptorSet, with itself as the last.
+
 Which message a record is: the first of the definition, or the one that a reference names ("orders:shop.Order", "orders:Order").
 """
 
@@ -21,9 +23,10 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from penstock.broker.schemas.bundling import MAIN_FILE, files_of
 from penstock.broker.schemas.definition import Checker, Definition, Fault, shortened
 from penstock.broker.schemas.protobuf_compatibility import problems_following, problems_reading
-from penstock.broker.schemas.protoc import FILE_NAME, compile_definition, compile_descriptors
+from penstock.broker.schemas.protoc import compile_definition, compile_descriptors
 from penstock.errors import InvalidRequest, SchemaInvalid
 
 COST: Final = 2
@@ -43,7 +46,8 @@ IMPORTS: Final = {
         "wrappers",
     )
 }
-"""The well-known types: what a definition may import, and where the library has them."""
+"""The well-known types: what every definition may import, and where the library has them."""
+_ONE_FILE: Final = b"\n%c%s" % (len(MAIN_FILE), MAIN_FILE.encode())
 
 
 class ProtobufDefinition(Definition):
@@ -56,14 +60,15 @@ class ProtobufDefinition(Definition):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        descriptor = _descriptor_in(text)
-        compiled = compile_definition(text) if descriptor is None else compile_descriptors(_with_imports(descriptor))
-        [file] = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
-        for name in (*file.dependency, *file.option_dependency):
-            if name not in IMPORTS:
-                raise SchemaInvalid(f"{name} is imported: only the well-known types, google/protobuf/..., can be")
-        definition = cls(file.SerializeToString(deterministic=True))
-        if not file.message_type:
+        compiled = descriptor_pb2.FileDescriptorSet()
+        for name, own in files_of(text):
+            compiled.file.append(_compiled(name, own, compiled))
+        file = compiled.file[-1]
+        if file.name != MAIN_FILE:
+            raise SchemaInvalid(f"the last file of the definition is {file.name}: name it {MAIN_FILE}")
+        whole = file if len(compiled.file) == 1 else compiled
+        definition = cls(whole.SerializeToString(deterministic=True))
+        if not file.message_type and not file.enum_type:
             raise SchemaInvalid("the definition has no message: a record is one")
         return definition
 
@@ -85,7 +90,9 @@ class ProtobufDefinition(Definition):
     def message_class(self, message: str) -> type[Message]:
         """The class of the message that records are; empty for the first one. Raises InvalidRequest where there is none such."""
         if not message:
-            descriptor = next(iter(self._file.message_types_by_name.values()))
+            descriptor = next(iter(self._file.message_types_by_name.values()), None)
+            if descriptor is None:
+                raise InvalidRequest("the definition has no message: it is there for others to import")
         else:
             descriptor = self._message(message)
         return GetMessageClass(descriptor)
@@ -118,7 +125,7 @@ class ProtobufDefinition(Definition):
                 descriptor = self._file.pool.FindMessageTypeByName(full_name)
             except KeyError:
                 continue
-            if descriptor.file.name == FILE_NAME:
+            if descriptor.file.name == MAIN_FILE:
                 return descriptor
         known = ", ".join(self._file.message_types_by_name)
         raise InvalidRequest(shortened(f"the definition has no message {name!r}: it has {known}"))
@@ -138,8 +145,49 @@ def _descriptor_in(text: str) -> descriptor_pb2.FileDescriptorProto | None:
         return None
 
 
-def _with_imports(file: descriptor_pb2.FileDescriptorProto) -> bytes:
-    """A FileDescriptorSet with the file behind what it imports of the well-known types."""
+def _compiled(name: str, text: str, imported: descriptor_pb2.FileDescriptorSet) -> descriptor_pb2.FileDescriptorProto:
+    """One file of a definition, behind those that it may import. Raises SchemaInvalid."""
+    descriptor = _descriptor_in(text)
+    known = {each.name for each in imported.file}
+    if name in known or name in IMPORTS:
+        raise SchemaInvalid(f"the definition has two files {name}: leave one of them out")
+    if descriptor is not None:
+        descriptor.name = MAIN_FILE
+        descriptor.ClearField("source_code_info")
+        files = _well_known(descriptor.dependency)
+        files.file.extend(imported.file)
+        files.file.append(descriptor)
+        compiled = compile_descriptors(files.SerializeToString())
+    elif imported.file:
+        files = _well_known(IMPORTS)
+        files.file.extend(imported.file)
+        compiled = compile_definition(text, files.SerializeToString())
+    else:
+        compiled = compile_definition(text)
+    [file] = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
+    file.name = name
+    for each in (*file.dependency, *file.option_dependency):
+        if each not in IMPORTS and each not in known:
+            raise SchemaInvalid(
+                f"{each} is imported: only the well-known types, google/protobuf/..., and files that are given as references can be"
+            )
+    return file
+
+
+def own_descriptor(form: bytes) -> bytes:
+    """The descriptor of a definition without those of what it imports."""
+    return _files(form)[-1].SerializeToString(deterministic=True)
+
+
+def _files(form: bytes) -> Sequence[descriptor_pb2.FileDescriptorProto]:
+    """The files of a form. A descriptor begins with the name of its file, and a set with a whole descriptor."""
+    if form.startswith(_ONE_FILE):
+        return [descriptor_pb2.FileDescriptorProto.FromString(form)]
+    return descriptor_pb2.FileDescriptorSet.FromString(form).file
+
+
+def _well_known(names: Iterable[str]) -> descriptor_pb2.FileDescriptorSet:
+    """Those files of the well-known types, behind what they import."""
     files = descriptor_pb2.FileDescriptorSet()
     added: set[str] = set()
 
@@ -150,19 +198,17 @@ def _with_imports(file: descriptor_pb2.FileDescriptorProto) -> bytes:
                 add(each)
             imported.CopyToProto(files.file.add())
 
-    for name in file.dependency:
+    for name in names:
         if name in IMPORTS:
             add(import_module(IMPORTS[name]).DESCRIPTOR)
-    file.name = FILE_NAME
-    file.ClearField("source_code_info")
-    files.file.append(file)
-    return files.SerializeToString()
+    return files
 
 
 def _loaded(form: bytes) -> FileDescriptor:
     """The definition in a pool of its own, with what it imports."""
     pool = DescriptorPool()
-    added: set[str] = set()
+    files = _files(form)
+    added = {each.name for each in files}
 
     def add(serialized: bytes, imports: Iterable[str]) -> None:
         for name in imports:
@@ -172,10 +218,10 @@ def _loaded(form: bytes) -> FileDescriptor:
                 add(imported.serialized_pb, [each.name for each in imported.dependencies])
         pool.AddSerializedFile(serialized)
 
-    file = descriptor_pb2.FileDescriptorProto.FromString(form)
     try:
-        add(form, (*file.dependency, *file.option_dependency))
-        return pool.FindFileByName(FILE_NAME)
+        for file in files:
+            add(file.SerializeToString(), (*file.dependency, *file.option_dependency))
+        return pool.FindFileByName(MAIN_FILE)
     except (TypeError, KeyError) as error:
         raise SchemaInvalid(shortened(f"the protobuf library does not take the definition: {error}")) from None
 

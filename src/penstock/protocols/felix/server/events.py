@@ -74,6 +74,8 @@ class Chunk(NamedTuple):
     next_offset: int
     oversized: int
     """Events that were left out because they fit into no frame."""
+    headers: Sequence[bytes] = ()
+    """Header cells of the events, if they are traced."""
 
     def addressed_to(self, address: bytes) -> bytes:
         return self.pieces[0] if len(self.pieces) == 1 else address.join(self.pieces)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.broker.broker import Broker
+from penstock.broker.tracing import headers_of
 from penstock.clock import Clock
 from penstock.log.api import Partition
 from penstock.log.block import EXPIRIES, Block
@@ -162,11 +163,23 @@ class Feed:
 
     def _encode(self, partition: Partition, form: Form, blocks: list[Block], offset: int) -> Chunk:
         chunk = encode_chunk(form, blocks, offset, self.feeds.clock.now_ms())
+        if self.feeds.broker.tracing is not None:
+            chunk = chunk._replace(headers=_traced_headers(blocks, offset, chunk.next_offset))
         self.feeds.stats.encoded_events += chunk.events
         self.feeds.stats.oversized_events += chunk.oversized
         if not any(block.flags & EXPIRIES for block in blocks):
             self.feeds.chunks.keep((partition, form, offset), chunk)
         return chunk
+
+
+def _traced_headers(blocks: Sequence[Block], offset: int, next_offset: int) -> list[bytes]:
+    """Return the header cells of the records between two offsets."""
+    cells: list[bytes] = []
+    for block in blocks:
+        rows = range(block.index_of(offset), block.index_of(next_offset))
+        if rows:
+            cells += [cell for _, cell in headers_of(block, rows)]
+    return cells
 
 
 class _Chunks:
@@ -188,4 +201,4 @@ class _Chunks:
 
 
 def _size_bytes(chunk: Chunk) -> int:
-    return sum(map(len, chunk.pieces)) + CHUNK_BYTES
+    return sum(map(len, chunk.pieces)) + sum(map(len, chunk.headers)) + CHUNK_BYTES

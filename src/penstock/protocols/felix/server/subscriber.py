@@ -197,6 +197,8 @@ class Subscriber:
             stats = self._feed.feeds.stats
             stats.delivered_events += chunk.events
             stats.delivered_bytes += len(data)
+            if chunk.headers and self._feed.feeds.broker.tracing is not None:
+                self._feed.feeds.broker.tracing.deliver(self._feed.topic, chunk.headers, partition=index)
             self._stream.send(data)
 
     def _skip_deleted(self, index: int) -> None:

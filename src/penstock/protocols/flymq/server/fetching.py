@@ -16,6 +16,7 @@ import numpy as np
 from penstock.broker.groups.truncation import position_of_client
 from penstock.broker.records.filters import RecordFilter, select
 from penstock.broker.records.visibility import is_visible, visible_rows
+from penstock.broker.tracing import FetchTrace, Tracing
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
 from penstock.log.api import READ_BYTES_DEFAULT, Partition
@@ -141,15 +142,23 @@ class WholeForm:
 class Gathering(Generic[P]):
     """The records of one reply to a fetch, as they are to be seen at a time."""
 
-    __slots__ = ("_bytes_left", "_hidden_left", "_parts", "form", "next_offset", "now_ms", "records_left")
+    __slots__ = ("_bytes_left", "_hidden_left", "_parts", "form", "next_offset", "now_ms", "records_left", "trace")
 
     def __init__(
-        self, form: ReplyForm[P], next_offset: int, records_max: int, bytes_max: int, hidden_max: int, now_ms: int
+        self,
+        form: ReplyForm[P],
+        next_offset: int,
+        records_max: int,
+        bytes_max: int,
+        hidden_max: int,
+        now_ms: int,
+        trace: FetchTrace | None,
     ) -> None:
         self.form = form
         self.next_offset = next_offset
         self.records_left = records_max
         self.now_ms = now_ms
+        self.trace = trace
         self._bytes_left = bytes_max
         self._hidden_left = hidden_max
         self._parts: list[P] = []
@@ -181,15 +190,18 @@ class Gathering(Generic[P]):
         self._hidden_left -= hidden
 
     def encode(self) -> bytes:
+        if self.trace is not None:
+            self.trace.end(self.next_offset)
         return self.form.encode(self._parts, self.next_offset)
 
 
 class Fetcher:
     """Reads for the sessions of one listener."""
 
-    def __init__(self, limits: FetchLimits, clock: Clock) -> None:
+    def __init__(self, limits: FetchLimits, clock: Clock, tracing: Tracing | None = None) -> None:
         self._limits = limits
         self._clock = clock
+        self._tracing = tracing
 
     def consume(self, partition: Partition, offset: int, opcode: int) -> bytes | Coroutine[Any, Any, bytes]:
         """The reply to a CONSUME, or what will become it."""
@@ -199,7 +211,7 @@ class Fetcher:
             return self._consume_followed(partition, offset, opcode)
         blocks = partition.read_cached(offset, 1)
         if blocks is not None:
-            return _consumed(partition, blocks, offset, opcode, self._clock.now_ms())
+            return self._consumed(partition, blocks, offset, opcode)
         return self._consume_from_disk(partition, offset, opcode)
 
     async def _consume_followed(self, partition: Partition, offset: int, opcode: int) -> bytes:
@@ -208,7 +220,21 @@ class Fetcher:
         return reply if isinstance(reply, bytes) else await reply
 
     async def _consume_from_disk(self, partition: Partition, offset: int, opcode: int) -> bytes:
-        return _consumed(partition, await partition.read(offset, 1), offset, opcode, self._clock.now_ms())
+        return self._consumed(partition, await partition.read(offset, 1), offset, opcode)
+
+    def _consumed(self, partition: Partition, blocks: list[Block], offset: int, opcode: int) -> bytes:
+        if blocks:
+            block = blocks[0]
+            row = block.index_of(offset)
+            there = row < block.count and block.offsets(row, row + 1)[0] == offset
+            if there and is_visible(block, row, self._clock.now_ms()):
+                if self._tracing is not None:
+                    trace = FetchTrace(self._tracing, partition)
+                    trace.add(block, [row])
+                    trace.end(offset + 1)
+                keys = block.keys(row, row + 1)
+                return encode_consumed(opcode, keys[0] if keys else None, block.values(row, row + 1)[0])
+        raise _no_record(partition, offset)
 
     def fetch(
         self,
@@ -226,11 +252,17 @@ class Fetcher:
         log lost records that the reader may have read.
         """
         records_max = min(max_records if max_records > 0 else FETCH_RECORDS_DEFAULT, self._limits.records_max)
-        gathering = Gathering(
-            form, offset, records_max, self._limits.bytes_max, self._limits.scanned_max, self._clock.now_ms()
-        )
         if not partition.followed:
             return self._fetch_followed(partition, offset, max_records, wanted, form, worker)
+        gathering = Gathering(
+            form,
+            offset,
+            records_max,
+            self._limits.bytes_max,
+            self._limits.scanned_max,
+            self._clock.now_ms(),
+            None if self._tracing is None else FetchTrace(self._tracing, partition),
+        )
         if offset >= partition.committed_end:
             gathering.next_offset = position_of_client(partition, offset)
             return gathering.encode()
@@ -340,8 +372,11 @@ def _scan(
         if visible is not None:
             shown = set(visible)
             rows = [row for row in rows if start + row in shown]
+        picked = [start + row for row in rows]
+        if gathering.trace is not None:
+            gathering.trace.add(block, picked)
         gathering.add(
-            gathering.form.picked(block, [start + row for row in rows]),
+            gathering.form.picked(block, picked),
             block.next_offset if start + looked_at == block.count else offsets[looked_at - 1] + 1,
         )
     return scanned
@@ -355,6 +390,8 @@ def _gather(gathering: Gathering[P], blocks: list[Block]) -> None:
         stop = min(block.count, start + gathering.records_left)
         following = block.next_offset if stop == block.count else block.offsets(stop - 1, stop)[0] + 1
         visible = visible_rows(block, start, stop, gathering.now_ms)
+        if gathering.trace is not None:
+            gathering.trace.add(block, range(start, stop) if visible is None else visible)
         if visible is not None:
             gathering.pass_over(stop - start - len(visible))
             gathering.add(gathering.form.picked(block, visible), following)
@@ -385,16 +422,6 @@ def _read_bytes(partition: Partition, records: int, limits: FetchLimits) -> int:
     """How much to read for so many records, by what a record takes on average; reading too little only means reading again."""
     held = partition.committed_end - partition.start_offset
     return min(max(READ_BYTES_MIN, records * partition.size_bytes // held), limits.bytes_max)
-
-
-def _consumed(partition: Partition, blocks: list[Block], offset: int, opcode: int, now_ms: int) -> bytes:
-    if blocks:
-        row = blocks[0].index_of(offset)
-        there = row < blocks[0].count and blocks[0].offsets(row, row + 1)[0] == offset
-        if there and is_visible(blocks[0], row, now_ms):
-            keys = blocks[0].keys(row, row + 1)
-            return encode_consumed(opcode, keys[0] if keys else None, blocks[0].values(row, row + 1)[0])
-    raise _no_record(partition, offset)
 
 
 def _no_record(partition: Partition, offset: int) -> OffsetOutOfRange:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.broker.records.visibility import visible_rows
+from penstock.broker.tracing import FetchTrace, Tracing
 from penstock.clock import Clock
 from penstock.errors import PenstockError, RecordTooLarge
 from penstock.log.api import Partition
@@ -80,6 +81,7 @@ class Gathering(ABC):
         "now_ms",
         "open",
         "position",
+        "trace",
     )
 
     def __init__(self, offset: int, bytes_max: int, frame_bytes: int, now_ms: int) -> None:
@@ -87,6 +89,7 @@ class Gathering(ABC):
         """Where reading goes on."""
         self.now_ms = now_ms
         self.count = 0
+        self.trace: FetchTrace | None = None
         self._last = -1
         self.open = True
         self._bytes_left = bytes_max
@@ -234,8 +237,9 @@ class JsonGathering(Gathering):
 class Fetcher:
     """Reads for the sessions of one listener."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, tracing: Tracing | None = None) -> None:
         self._clock = clock
+        self._tracing = tracing
 
     def fetch(
         self,
@@ -243,11 +247,14 @@ class Fetcher:
         offset: int,
         max_bytes: int,
         dialect: Dialect,
+        group: str,
         fetched: Callable[[Gathering], bytes],
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """What `fetched` makes of the records from an offset within the log on, or what will become it."""
         kind = JsonGathering if dialect is Dialect.JSON else BinaryGathering
         gathering = kind(offset, max_bytes, self._clock.now_ms())
+        if self._tracing is not None:
+            gathering.trace = FetchTrace(self._tracing, partition, group)
         while gathering.open and gathering.position < partition.committed_end:
             blocks = partition.read_cached(gathering.position, _read_bytes(gathering))
             if blocks is None:
@@ -293,6 +300,8 @@ def _gather(gathering: Gathering, blocks: list[Block]) -> None:
 
 def _gather_rows(gathering: Gathering, block: Block, start: int, stop: int) -> None:
     visible = visible_rows(block, start, stop, gathering.now_ms)
+    if gathering.trace is not None:
+        gathering.trace.add(block, range(start, stop) if visible is None else visible)
     if visible is not None:
         offsets, values = block.offsets(), block.values()
         if visible:

@@ -101,11 +101,13 @@ class Operations:
             )
 
         def fetched(gathering: Gathering) -> bytes:
+            if gathering.trace is not None:
+                gathering.trace.end(gathering.next_offset)
             reply = gathering.encode()
             self._fetched = _Fetched(gathering.count, len(reply), self._clock.monotonic() - started_s)
             return reply
 
-        return self._fetcher.fetch(partition, offset, body.max_bytes, dialect, fetched)
+        return self._fetcher.fetch(partition, offset, body.max_bytes, dialect, body.group or "", fetched)
 
     async def _fetch_followed(self, partition: Partition, dialect: Dialect, body: messages.Fetch) -> bytes:
         await partition.follow()
