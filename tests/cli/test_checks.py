@@ -68,6 +68,7 @@ def test_without_java_only_spark_is_missing(tmp_path: Path) -> None:
     ("installed", "status", "told"),
     [
         ({"pyspark": "4.3.1", "pandas": "2.3", "pyarrow": "22.0"}, "ok", "4.3.1"),
+        ({"pyspark": "4.2.1", "pandas": "2.3", "pyarrow": "22.0"}, "ok", "4.2.1"),
         ({"pyspark": "3.5.0", "pandas": "2.3", "pyarrow": "22.0"}, "warn", "3.5.0"),
         ({}, "ok", "not wanted (pyspark is not installed); for tables and pipelines run: pip install"),
         ({"pyspark": "4.3.1", "pandas": "2.3"}, "ok", "not wanted (pyarrow is not installed)"),

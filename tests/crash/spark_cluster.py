@@ -4,13 +4,15 @@
 
 Executors have Penstock from the archive of `penstock spark pack`, and read over TCP as from another machine (without the rights of root,
 the broker's proof that its files are near is hidden instead). A round is a batch; a stream, which is resumed; a task that Spark speculates
-on; an executor that is killed; and two queries of one topic, one of which loses its worker. A client that is not Spark finds every row
-once. Ends with 1, and leaves its files where they are, where that is not so.
+on; an executor that is killed; two queries of one topic, one of which loses its worker; a Delta and an Iceberg table of a pipeline, whose
+executors are killed while their tasks write; and a whole pipeline. Readers that are not Spark find every row once. Ends with 1, and leaves
+its files where they are, where that is not so. `test_spark_cluster.py` runs one small round.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
@@ -22,8 +24,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import penstock.spark
 from penstock.protocols.flymq.operations.blocks import TopicSpans
+from penstock.spark.batch_writing import query_id
 from penstock.spark.packing import pack
 from penstock.spark.pipelines.failures import is_late_worker
+from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.opening import open_table
+from penstock.spark.pipelines.running import Run
+from penstock.spark.pipelines.tables.delta import DeltaLakeTable
+from penstock.spark.pipelines.tables.iceberg import IcebergTable
+from penstock.spark.pipelines.tables.table import Table
 from penstock.testing import BrokerProcess
 from tests.crash.spark_torture_report import judge
 from tests.crash.standalone_cluster import Cluster, Stuck, can_hide, hiding, wait_for
@@ -33,11 +42,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 TASKS: Final = 4
 STREAM_S_MAX: Final = 180
 STARTS_MAX: Final = 4
 """Of a stream whose Python process did not come up within the ten seconds that Spark gives it."""
+PIPELINE_RECORDS: Final = 2_500
+PIPELINE_BYTES: Final = 20 << 20
+"""More than the driver would read and write by itself."""
+ORDER_SCHEMA: Final = '{"type": "object", "properties": {"id": {"type": "integer"}, "note": {"type": "string"}}}'
 JVM: Final = FAST_SETTINGS["spark.driver.extraJavaOptions"]
 SETTINGS: Final = {
     **FAST_SETTINGS,
@@ -147,6 +161,14 @@ class Trial:
         yield "the other of the two", self._check("second", self._records)
         self._cluster.start_worker()
 
+        for table in self._tables():
+            gate = Gate(self._directory / f"gate-{table.path.rpartition('/')[2]}")
+            query = self._start_table("in", table, gate)
+            self._cluster.kill_executor_of(gate.await_first())
+            self._await(query)
+            yield f"{type(table).__name__}, killed executor", self._check_table(table, gate)
+        yield "pipeline", self._check_pipeline()
+
     # -- work -------------------------------------------------------------------------------------------------------------
 
     def _topic(self, name: str) -> str:
@@ -154,6 +176,13 @@ class Trial:
 
     def _create(self, name: str) -> None:
         self._client.create_topic(self._topic(name), TASKS)
+
+    def _tables(self) -> list[Table]:
+        directory = self._directory / "tables"
+        return [
+            DeltaLakeTable(self._spark, f"{directory}/delta"),
+            IcebergTable(self._spark, f"{directory}/iceberg", str(directory), ("cluster", "iceberg")),
+        ]
 
     @property
     def _options(self) -> dict[str, str]:
@@ -168,15 +197,27 @@ class Trial:
 
     def _start(self, source: str, target: str, gate: Gate | None = None) -> StreamingQuery:
         """Copy what is in one topic now to another, in several batches."""
+        writing = self._stream(source, gate).writeStream.format("penstock")
+        return self._started(writing.options(**self._options, topic=self._topic(target)), target)
+
+    def _start_table(self, source: str, table: Table, gate: Gate) -> StreamingQuery:
+        """Copy what is in a topic now to a table, with files that tasks write."""
+        name = table.path.rpartition("/")[2]
+
+        def append(rows: DataFrame, batch_id: int) -> None:
+            table.claim(query_id(rows), batch_id, name)
+            table.append(rows, batch_id)
+
+        return self._started(self._stream(source, gate).writeStream.foreachBatch(append), name)
+
+    def _stream(self, source: str, gate: Gate | None) -> DataFrame:
         limits = {"maxOffsetsPerTrigger": str(self._records // 3), "minPartitions": str(TASKS)}
         options = {**self._options, **limits, "startingOffsets": "earliest", "subscribe": self._topic(source)}
         rows = self._spark.readStream.format("penstock").options(**options).load().select("key", "value")
-        if gate is not None:
-            rows = rows.mapInArrow(gate.function, "key binary, value binary")
-        checkpoint = str(self._directory / f"checkpoint-{target}")
-        writing = rows.writeStream.format("penstock").options(
-            **self._options, topic=self._topic(target), checkpointLocation=checkpoint
-        )
+        return rows if gate is None else rows.mapInArrow(gate.function, "key binary, value binary")
+
+    def _started(self, writing: DataStreamWriter, target: str) -> StreamingQuery:
+        writing = writing.option("checkpointLocation", str(self._directory / f"checkpoint-{target}"))
         for _ in range(STARTS_MAX):
             query = writing.trigger(availableNow=True).start()
             wait_for(f"starting {target}", lambda query=query: not _is_starting(query))  # type: ignore[misc]
@@ -218,6 +259,38 @@ class Trial:
         if gate is not None and not gate.was_repeated:
             return "no task had a second attempt, so nothing was tried"
         return _difference(count, (int(record.value or b"-1") for record in self._client.records(self._topic(topic))))
+
+    def _check_table(self, table: Table, gate: Gate) -> str:
+        if not gate.was_repeated:
+            return "no task had a second attempt, so nothing was tried"
+        return _difference(self._records, map(int, table.batches().read_all()["value"].to_pylist()))
+
+    def _check_pipeline(self) -> str:
+        """Whether a pipeline whose batches are large enough for tasks has each record in bronze and, decoded by them, in silver."""
+        topic = self._topic("orders")
+        self._client.create_topic(topic, TASKS)
+        self._client.schemas.register(topic, ORDER_SCHEMA)
+        note = "x" * (PIPELINE_BYTES // PIPELINE_RECORDS)
+        self._client.send_many(
+            topic, [(None, b'{"id": %d, "note": "%s"}' % (each, note.encode()), {}) for each in range(PIPELINE_RECORDS)]
+        )
+        pipeline = Pipeline.model_validate(
+            {
+                "name": f"cluster-{self._number}",
+                "bootstrap": self._address,
+                "topics": [topic],
+                "directory": str(self._directory / "pipeline"),
+                "bronze": {},
+                "silver": {},
+            }
+        )
+        outcome = Run(pipeline, self._spark, self._client, once=True)()
+        if outcome.state != "finished":
+            return outcome.message
+        bronze, silver = (open_table(pipeline, stage, topic).batches().read_all() for stage in ("bronze", "silver"))
+        return _difference(PIPELINE_RECORDS, (json.loads(each)["id"] for each in bronze["value"].to_pylist())) or (
+            _difference(PIPELINE_RECORDS, silver["id"].to_pylist())
+        )
 
     def _check_archive(self) -> str:
         """Whether executors have Penstock from the archive, and nothing of the broker's files."""

@@ -35,7 +35,7 @@ ADMIN = "admin"
 UDP = "/udp"
 """Behind an address that is listened on over UDP."""
 PYTHON_MIN = (3, 11)
-SPARK_VERSION = "4.3."
+SPARK_VERSIONS = ("4.2.", "4.3.")
 OPEN_FILES_ADVISED = 16_384
 OPEN_FILES_MIN = 1_024
 UDP_BUFFER_BYTES_ADVISED = 4 << 20
@@ -100,8 +100,9 @@ def spark(version_of: Callable[[str], str] = version) -> Finding:
             version_of(name)
     except PackageNotFoundError as error:
         return Finding("Spark", "ok", f"not wanted ({error.name} is not installed); {install}")
-    if not found.startswith(SPARK_VERSION):
-        return Finding("Spark", "warn", found, f"this version of Penstock works with {SPARK_VERSION}x: {install}")
+    if not found.startswith(SPARK_VERSIONS):
+        known = " and ".join(f"{each}x" for each in SPARK_VERSIONS)
+        return Finding("Spark", "warn", found, f"this version of Penstock works with {known}: {install}")
     return Finding("Spark", "ok", found)
 
 
