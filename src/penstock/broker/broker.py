@@ -11,11 +11,12 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from penstock.background import Background, run_to_completion
+from penstock.background import Background, Loop, run_to_completion
 from penstock.broker.access.accounts import Accounts
 from penstock.broker.access.api_keys import ApiKeys
 from penstock.broker.access.checks import (
@@ -63,8 +64,9 @@ from penstock.broker.topics.settings import TopicDescription, check_topic_config
 from penstock.broker.transactions.applications import Applications
 from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
-from penstock.errors import GroupNotFound, InvalidRequest, TopicExists, TopicNotFound
+from penstock.errors import GroupNotFound, InvalidRequest, NotLeading, TopicExists, TopicNotFound
 from penstock.log.api import Batch, Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo, follow_all
+from penstock.log.watchers import Watchers
 from penstock.names import is_internal, validate_topic_name
 from penstock.workers import WorkerPool
 
@@ -76,8 +78,25 @@ class ReadableTopic(NamedTuple):
     """Where the log lies, for readers on the same machine."""
 
 
+class Leader(Protocol):
+    """The node that leads, as a broker on another node sees it."""
+
+    async def create_topic(self, principal: Principal, name: str, config: TopicConfig, schema: str | None) -> None:
+        """Create a topic there. One that exists is left as it is. Raises NotLeading if nobody leads now."""
+
+
+class _LeaderPart(Protocol):
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class Broker:
     """One broker over an engine that is started before it and closed after it.
+
+    Of several nodes on one log, one leads: it alone has the parts that keep in memory what must be known in one place only
+    (deliveries, delayed records, transactions, members of groups), and it makes all decisions. The others follow users, ACLs, schemas,
+    keys, offsets and topics, and serve records. They pass on the rest (`leader`).
 
     Users' roles and ACLs decide who may do what, unless another policy is given.
     """
@@ -151,43 +170,84 @@ class Broker:
         )
         self.pipelines = Pipelines(context)
         self.cache = Cache(clock=clock, limits=limits, access=self.access)
+        self.leader: Leader | None = None
+        """For a node that does not lead; given by who knows how to reach it."""
+        self._to_lead: list[_LeaderPart] = [
+            self.coordinator,
+            self.producers,
+            self._applications,
+            self.transactions,
+            self.dead_letters,  # before anything is appended to the topics of dead letters
+            self.staging,
+            self.schedule,
+            self.subscriptions,
+            self.pipelines,
+        ]
+        """Parts that only the node that leads has, and that are not started yet."""
+        self._led: list[_LeaderPart] = []
+        self._leads = False
+        self._lead_watchers: Watchers[[]] = Watchers("lead")
+        self._beginning_to_lead: Loop | None = None
 
     async def start(self) -> None:
         """Load what the broker keeps in the log. Raises where a part of that cannot be read."""
         check_topic_config(self.topic_defaults)
         await self._accounts.start()
         await self._groups.start()
-        await self.coordinator.start()
         await self._registry.start()
-        await self.producers.start()
-        await self._applications.start()
-        await self.transactions.start()
-        await self.dead_letters.start()  # before anything is appended to the topics of dead letters
-        await self.staging.start()
-        await self.schedule.start()
-        await self.subscriptions.start()
         await self.api_keys.start()
-        await self.pipelines.start()
+        if self._engine.leads:
+            await self._lead()
+        else:
+            self._beginning_to_lead = self.background.loop("lead", self._lead_if_chosen, first_s=0)
+            self._stop_watching_nodes = self._engine.watch_nodes(self._beginning_to_lead.wake)
         self._stop_watching = self._engine.watch_topics(self._topic_changed)
+
+    async def _lead_if_chosen(self) -> None:
+        if self._engine.leads and not self._leads:
+            await self._lead()
+
+    async def _lead(self) -> None:
+        """Load what the node that leads keeps in memory, and decide from now on."""
+        await self.catch_up()
+        await self._groups.lead()
+        await self._registry.lead()
+        while self._to_lead:
+            await self._to_lead[0].start()
+            self._led.append(self._to_lead.pop(0))
+        self._leads = True
+        self._lead_watchers.notify()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node leads, and everything that is decided here is loaded."""
+        return self._leads and self._engine.leads
+
+    def watch_lead(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when this node begins to lead. Returns what stops it."""
+        return self._lead_watchers.add(callback)
+
+    async def catch_up(self) -> None:
+        """Show what was answered before, on any node: topics, users, roles, ACLs, keys, schemas and offsets of groups."""
+        await self._engine.catch_up()
+        await asyncio.gather(
+            self._accounts.catch_up(), self._groups.catch_up(), self._registry.catch_up(), self.api_keys.catch_up()
+        )
 
     async def close(self) -> None:
         """Take no more commits and wait for those in flight. Work in threads is ended."""
         if self._stop_watching is not None:
             self._stop_watching()
+        if self._beginning_to_lead is not None:
+            self._stop_watching_nodes()
+            await self._beginning_to_lead.cancel()
         self.workers.close()
         await self.background.finish()
-        await self.pipelines.close()
+        while self._led:
+            await self._led.pop().close()
         await self.api_keys.close()
-        await self.subscriptions.close()
-        await self.schedule.close()
-        await self.dead_letters.close()
-        await self.staging.close()
-        await self.transactions.close()
-        await self._applications.close()
         await self._validation.close()
-        await self.producers.close()
         await self._registry.close()
-        await self.coordinator.close()
         await self._groups.close()
         await self._accounts.close()
 
@@ -228,6 +288,8 @@ class Broker:
 
         Raises TopicExists, InvalidTopicName, InvalidRequest for settings out of bounds, LimitExceeded, SchemaNotFound.
         """
+        if not self._engine.leads and self._engine.deposed is None:
+            return await self._create_elsewhere(principal, name, config, schema)
         async with self._topic_changes.of(name):
             create = partial(self._create, principal, name, config)
             if schema is None:
@@ -243,9 +305,26 @@ class Broker:
             await self.background.complete(self._create_missing(principal, name))
 
     async def _create_missing(self, principal: Principal, name: str) -> None:
+        if not self._engine.leads and self._engine.deposed is None:
+            with suppress(TopicExists):
+                await self._create_elsewhere(principal, name, replace(self.topic_defaults, partitions=1), None)
+            return
         async with self._topic_changes.of(name):
             if name not in self._engine.topics():
                 await self._create(principal, name, replace(self.topic_defaults, partitions=1))
+
+    async def _create_elsewhere(
+        self, principal: Principal, name: str, config: TopicConfig, schema: str | None
+    ) -> TopicInfo:
+        """Have the node that leads create a topic. Raises TopicExists, NotLeading if that node cannot be asked, and what it refuses."""
+        await self._engine.catch_up()
+        if name in self._engine.topics():
+            raise TopicExists(f"topic {name} exists already: choose another name, or delete it first")
+        if self.leader is None:
+            raise NotLeading("this node does not lead, and does not know how to reach the one that does")
+        await self.leader.create_topic(principal, name, config, schema)
+        await self._engine.catch_up()
+        return self._topic(name)
 
     @on_topic(Operation.DELETE)
     @run_to_completion

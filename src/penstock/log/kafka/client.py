@@ -35,6 +35,7 @@ try:
     )
     from aiokafka.protocol.api import Request, RequestStruct, Response
     from aiokafka.protocol.fetch import FetchRequest
+    from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
     from aiokafka.protocol.metadata import MetadataRequest
     from aiokafka.protocol.offset import OffsetRequest
     from aiokafka.protocol.produce import ProduceRequest
@@ -67,6 +68,7 @@ class Purpose(IntEnum):
     COORDINATE = 4
     ADMIN = 5
     READ = 6
+    MEMBER = 6 + READ_CONNECTIONS
 
 
 class Produced(NamedTuple):
@@ -84,6 +86,15 @@ class Fetched(NamedTuple):
     start_offset: int
     aborted: Sequence[tuple[int, int]]
     """Producer ids, each with the offset at which its transaction begins."""
+
+
+class Joined(NamedTuple):
+    """A member of a group, and a generation of the group that it belongs to."""
+
+    member: str
+    generation: int
+    members: Mapping[str, bytes]
+    """What every member said of itself, by its id: told to the one that shares out, which this member is if there are any."""
 
 
 class ProducerId(NamedTuple):
@@ -377,6 +388,12 @@ class KafkaClient:
         self._raise_coordinator_fault(transactional_id, answer.error_code)
         return ProducerId(answer.producer_id, answer.producer_epoch)
 
+    async def new_producer(self, timeout_ms: int) -> ProducerId:
+        """Return an id that nobody has, for appends that are no transactions."""
+        answer = await self._ask(self.any_node(), InitProducerIdRequest(None, timeout_ms), Purpose.COORDINATE)
+        _raise_fault(answer.error_code)
+        return ProducerId(answer.producer_id, answer.producer_epoch)
+
     async def add_to_transaction(self, transactional_id: str, producer: ProducerId, places: Sequence[Place]) -> None:
         """Begin a transaction on these partitions, or add them to the one that was begun."""
         topics: dict[str, list[int]] = {}
@@ -394,26 +411,81 @@ class KafkaClient:
         answer = await self._coordinated(transactional_id, EndTxnRequest(transactional_id, *producer, commit))
         self._raise_coordinator_fault(transactional_id, answer.error_code)
 
-    async def _coordinated(self, transactional_id: str, request: Any) -> Any:
-        node = self._coordinators.get(transactional_id)
+    async def _coordinated(
+        self,
+        name: str,
+        request: Any,
+        kind: CoordinationType = CoordinationType.TRANSACTION,
+        purpose: Purpose = Purpose.COORDINATE,
+    ) -> Any:
+        """Ask the coordinator of a transactional id, or of a group."""
+        node = self._coordinators.get(name)
         if node is None:
             try:
-                node = await self._client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id)
+                node = await self._client.coordinator_lookup(kind, name)
             except errors.BrokerResponseError as error:
                 raise KafkaFault(error.errno) from error
             except (errors.KafkaError, OSError, TimeoutError, KeyError, AttributeError, AssertionError) as error:
                 raise Unanswered(str(error) or type(error).__name__) from error
-            self._coordinators[transactional_id] = node
+            self._coordinators[name] = node
         try:
-            return await self._ask(node, request, Purpose.COORDINATE)
+            return await self._ask(node, request, purpose)
         except Unanswered:
-            self._coordinators.pop(transactional_id, None)
+            self._coordinators.pop(name, None)
             raise
 
-    def _raise_coordinator_fault(self, transactional_id: str, code: int) -> None:
+    def _raise_coordinator_fault(self, name: str, code: int) -> None:
         if code in {Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE, Code.COORDINATOR_LOAD_IN_PROGRESS}:
-            self._coordinators.pop(transactional_id, None)
+            self._coordinators.pop(name, None)
         _raise_fault(code)
+
+    # -- groups --------------------------------------------------------------------------------------------------------------
+
+    async def join_group(
+        self, group: str, member: str, protocol: str, metadata: bytes, session_ms: int, rebalance_ms: int
+    ) -> Joined:
+        """Join a group, or say so again; answered once every member has. `member` is empty for a new one."""
+        while True:
+            request = JoinGroupRequest(
+                group,
+                session_ms,
+                rebalance_ms,
+                member,
+                None,  # the library passes it on, and Kafka takes it for a member that may change
+                protocol,
+                [(protocol, metadata)],
+            )
+            answer = await self._in_group(group, request)
+            if answer.error_code != Code.MEMBER_ID_REQUIRED:
+                break
+            member = answer.member_id
+        self._raise_coordinator_fault(group, answer.error_code)
+        members = {each[0]: each[-1] for each in answer.members}
+        return Joined(answer.member_id, answer.generation_id, members)
+
+    async def sync_group(self, group: str, joined: Joined, assignments: Mapping[str, bytes]) -> bytes:
+        """Share out, if this member was told of all; returns what was given to it."""
+        request = SyncGroupRequest(
+            group,
+            joined.generation,
+            joined.member,
+            None,
+            list(assignments.items()),
+        )
+        answer = await self._in_group(group, request)
+        self._raise_coordinator_fault(group, answer.error_code)
+        return bytes(answer.member_assignment)
+
+    async def heartbeat(self, group: str, joined: Joined) -> None:
+        answer = await self._in_group(group, HeartbeatRequest(group, joined.generation, joined.member))
+        self._raise_coordinator_fault(group, answer.error_code)
+
+    async def leave_group(self, group: str, member: str) -> None:
+        answer = await self._in_group(group, LeaveGroupRequest(group, member))
+        self._raise_coordinator_fault(group, answer.error_code)
+
+    async def _in_group(self, group: str, request: Any) -> Any:
+        return await self._coordinated(group, request, CoordinationType.GROUP, Purpose.MEMBER)
 
 
 def _raise_fault(code: int, message: str | None = None) -> None:
