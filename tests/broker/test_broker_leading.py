@@ -61,7 +61,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_the_first_leads_and_the_others_begin_as_it_has_made_the_tables(nodes: list[Node]) -> None:
     assert [node.broker.leads for node in nodes] == [True, False, False]
     for node in nodes[1:]:
-        await node.broker.catch_up()
+        await node.broker.leading.catch_up()
         assert node.engine.topics() == nodes[0].engine.topics()
 
 
@@ -71,13 +71,13 @@ async def test_users_rights_keys_schemas_and_offsets_show_everywhere(nodes: list
     await one.users.create_user(WHO, "ada", "a good password", ["consumer"])
     await one.api_keys.create(WHO, "meter", ["producer"])
     await one.schemas.register(WHO, "order", "json", '{"type": "object"}')
-    await two.catch_up()
+    await two.leading.catch_up()
     assert [user.name for user in two.users.list_users(WHO)] == ["ada"]
     assert two.api_keys.roles_of("meter") == ("producer",)
     assert two.schemas.get(WHO, "order", 1).version == 1
     await two.commit_offset(WHO, "orders", "g", 0, 7)
     assert two.committed_offset(WHO, "orders", "g", 0) == 7
-    await three.catch_up()
+    await three.leading.catch_up()
     assert three.committed_offset(WHO, "orders", "g", 0) == 7
     await one.api_keys.revoke(WHO, "meter")
     await until(lambda: two.api_keys.roles_of("meter") is None)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from penstock.background import Background, Loop, run_to_completion
+from penstock.background import Background, run_to_completion
 from penstock.broker.access.accounts import Accounts
 from penstock.broker.access.api_keys import ApiKeys
 from penstock.broker.access.checks import (
@@ -46,6 +46,7 @@ from penstock.broker.groups.lag import LAGS_MAX, Lag, LagReport, Lags, RecordAge
 from penstock.broker.groups.monitoring import Monitoring
 from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.keyed_locks import KeyedLocks
+from penstock.broker.leading import Leader, Leading
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.part import Context
 from penstock.broker.pipelines import Pipelines
@@ -66,7 +67,6 @@ from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, NotLeading, TopicExists, TopicNotFound
 from penstock.log.api import Batch, Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo, follow_all
-from penstock.log.watchers import Watchers
 from penstock.names import is_internal, validate_topic_name
 from penstock.workers import WorkerPool
 
@@ -78,25 +78,8 @@ class ReadableTopic(NamedTuple):
     """Where the log lies, for readers on the same machine."""
 
 
-class Leader(Protocol):
-    """The node that leads, as a broker on another node sees it."""
-
-    async def create_topic(self, principal: Principal, name: str, config: TopicConfig, schema: str | None) -> None:
-        """Create a topic there. One that exists is left as it is. Raises NotLeading if nobody leads now."""
-
-
-class _LeaderPart(Protocol):
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 class Broker:
     """One broker over an engine that is started before it and closed after it.
-
-    Of several nodes on one log, one leads: it alone has the parts that keep in memory what must be known in one place only
-    (deliveries, delayed records, transactions, members of groups), and it makes all decisions. The others follow users, ACLs, schemas,
-    keys, offsets and topics, and serve records. They pass on the rest (`leader`).
 
     Users' roles and ACLs decide who may do what, unless another policy is given.
     """
@@ -172,84 +155,45 @@ class Broker:
         self.cache = Cache(clock=clock, limits=limits, access=self.access)
         self.leader: Leader | None = None
         """For a node that does not lead; given by who knows how to reach it."""
-        self._to_lead: list[_LeaderPart] = [
-            self.coordinator,
-            self.producers,
-            self._applications,
-            self.transactions,
-            self.dead_letters,  # before anything is appended to the topics of dead letters
-            self.staging,
-            self.schedule,
-            self.subscriptions,
-            self.pipelines,
-        ]
-        """Parts that only the node that leads has, and that are not started yet."""
-        self._led: list[_LeaderPart] = []
-        self._leads = False
-        self._lead_watchers: Watchers[[]] = Watchers("lead")
-        self._beginning_to_lead: Loop | None = None
+        self.leading = Leading(
+            engine,
+            background,
+            followed=(self._accounts, self.api_keys),
+            tidied=(self._groups, self._registry),
+            led=(
+                self.coordinator,
+                self.producers,
+                self._applications,
+                self.transactions,
+                self.dead_letters,  # before anything is appended to the topics of dead letters
+                self.staging,
+                self.schedule,
+                self.subscriptions,
+                self.pipelines,
+            ),
+        )
 
     async def start(self) -> None:
         """Load what the broker keeps in the log. Raises where a part of that cannot be read."""
         check_topic_config(self.topic_defaults)
-        await self._accounts.start()
-        await self._groups.start()
-        await self._registry.start()
-        await self.api_keys.start()
-        if self._engine.leads:
-            await self._lead()
-        else:
-            self._beginning_to_lead = self.background.loop("lead", self._lead_if_chosen, first_s=0)
-            self._stop_watching_nodes = self._engine.watch_nodes(self._beginning_to_lead.wake)
+        await self.leading.start()
         self._stop_watching = self._engine.watch_topics(self._topic_changed)
-
-    async def _lead_if_chosen(self) -> None:
-        if self._engine.leads and not self._leads:
-            await self._lead()
-
-    async def _lead(self) -> None:
-        """Load what the node that leads keeps in memory, and decide from now on."""
-        await self.catch_up()
-        await self._groups.lead()
-        await self._registry.lead()
-        while self._to_lead:
-            await self._to_lead[0].start()
-            self._led.append(self._to_lead.pop(0))
-        self._leads = True
-        self._lead_watchers.notify()
 
     @property
     def leads(self) -> bool:
-        """Whether this node leads, and everything that is decided here is loaded."""
-        return self._leads and self._engine.leads
-
-    def watch_lead(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when this node begins to lead. Returns what stops it."""
-        return self._lead_watchers.add(callback)
-
-    async def catch_up(self) -> None:
-        """Show what was answered before, on any node: topics, users, roles, ACLs, keys, schemas and offsets of groups."""
-        await self._engine.catch_up()
-        await asyncio.gather(
-            self._accounts.catch_up(), self._groups.catch_up(), self._registry.catch_up(), self.api_keys.catch_up()
-        )
+        """Whether this node decides, of all that share the log."""
+        return self.leading.leads
 
     async def close(self) -> None:
         """Take no more commits and wait for those in flight. Work in threads is ended."""
         if self._stop_watching is not None:
             self._stop_watching()
-        if self._beginning_to_lead is not None:
-            self._stop_watching_nodes()
-            await self._beginning_to_lead.cancel()
+        await self.leading.stop_watching()
         self.workers.close()
         await self.background.finish()
-        while self._led:
-            await self._led.pop().close()
-        await self.api_keys.close()
+        await self.leading.close_led()
         await self._validation.close()
-        await self._registry.close()
-        await self._groups.close()
-        await self._accounts.close()
+        await self.leading.close_followed()
 
     # -- topics -----------------------------------------------------------------------------------------------------------
 
@@ -275,6 +219,8 @@ class Broker:
     @on_topic(Operation.DESCRIBE)
     async def follow_topic(self, principal: Principal, name: str) -> TopicDescription:
         """Describe a topic with the bounds of its partitions as they are now: `describe_topic` takes them as they are known here."""
+        if name not in self._engine.topics():
+            await self._engine.catch_up()
         info = self._topic(name)
         await follow_all(self._engine.partition(name, index) for index in range(info.config.partitions))
         return describe(self._engine, self._topic(name))

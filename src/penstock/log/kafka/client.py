@@ -1,4 +1,5 @@
-"""Connections to a cluster, its metadata, and the requests that this engine makes. The only module that knows the Kafka library.
+"""Connections to a cluster, its metadata, and the requests that this engine makes. The only module that knows the Kafka library, but
+for `requests`.
 
 Kafka answers a connection in the order of its requests, so a request that waits holds up those behind it: each purpose has connections of
 its own (`Purpose`). A request is answered, or fails with `Unanswered`, which does not say whether it was carried out; an answer that is an
@@ -33,15 +34,15 @@ try:
         DeleteTopicsRequest,
         DescribeConfigsRequest,
     )
-    from aiokafka.protocol.api import Request, RequestStruct, Response
     from aiokafka.protocol.fetch import FetchRequest
     from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
     from aiokafka.protocol.metadata import MetadataRequest
     from aiokafka.protocol.offset import OffsetRequest
     from aiokafka.protocol.produce import ProduceRequest
     from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
-    from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Int64, Schema, String
     from aiokafka.record.default_records import DefaultRecordBatch
+
+    from penstock.log.kafka.requests import DescribeLogDirs, IncrementalAlterConfigs
 except ImportError as error:
     raise ConfigError(
         f'engine = "kafka" needs packages that are not installed ({error.name}): run pip install "penstock[kafka]"'
@@ -339,7 +340,7 @@ class KafkaClient:
     async def set_configs(self, topic: str, configs: Mapping[str, str]) -> None:
         """Set some settings of a topic and leave the others as they are."""
         changes = [(name, _SET, value) for name, value in configs.items()]
-        answer = await self._ask_controller(_IncrementalAlterConfigs([(_TOPIC_RESOURCE, topic, changes)]))
+        answer = await self._ask_controller(IncrementalAlterConfigs([(_TOPIC_RESOURCE, topic, changes)]))
         code, message, *_ = answer.resources[0]
         _raise_fault(code, message)
 
@@ -365,7 +366,7 @@ class KafkaClient:
         """How many bytes each partition takes: of its replicas the largest."""
         found: dict[Place, int] = {}
         for node in self.nodes():
-            answer = await self._ask(node, _DescribeLogDirs(), Purpose.ADMIN)
+            answer = await self._ask(node, DescribeLogDirs(), Purpose.ADMIN)
             for code, _, topics in answer.results:
                 for topic, partitions in topics if not code else ():
                     for index, size, *_ in partitions:
@@ -524,97 +525,3 @@ class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
     async def token(self) -> str:
         text: str = await asyncio.get_running_loop().run_in_executor(None, self._file.read_text)
         return text.strip()
-
-
-# -- requests that the library does not have -----------------------------------------------------------------------------------
-
-
-class _IncrementalAlterConfigsResponse(Response):  # type: ignore[misc]
-    API_KEY = 44
-    API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "resources",
-            Array(
-                ("error_code", Int16),
-                ("error_message", String("utf-8")),
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-            ),
-        ),
-    )
-
-
-class _IncrementalAlterConfigsStruct(RequestStruct):  # type: ignore[misc]
-    API_KEY = 44
-    API_VERSION = 0
-    RESPONSE_TYPE = _IncrementalAlterConfigsResponse
-    SCHEMA = Schema(
-        (
-            "resources",
-            Array(
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-                (
-                    "configs",
-                    Array(("name", String("utf-8")), ("operation", Int8), ("value", String("utf-8"))),
-                ),
-            ),
-        ),
-        ("validate_only", Boolean),
-    )
-
-
-class _IncrementalAlterConfigs(Request[_IncrementalAlterConfigsStruct]):  # type: ignore[misc]
-    API_KEY = 44
-
-    def __init__(self, resources: Sequence[Any]) -> None:
-        self._resources = resources
-
-    def build(self, request_struct_class: Any) -> Any:
-        return request_struct_class(self._resources, False)
-
-
-class _DescribeLogDirsResponse(Response):  # type: ignore[misc]
-    API_KEY = 35
-    API_VERSION = 1
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "results",
-            Array(
-                ("error_code", Int16),
-                ("log_dir", String("utf-8")),
-                (
-                    "topics",
-                    Array(
-                        ("name", String("utf-8")),
-                        (
-                            "partitions",
-                            Array(
-                                ("partition_index", Int32),
-                                ("partition_size", Int64),
-                                ("offset_lag", Int64),
-                                ("is_future_key", Boolean),
-                            ),
-                        ),
-                    ),
-                ),
-            ),
-        ),
-    )
-
-
-class _DescribeLogDirsStruct(RequestStruct):  # type: ignore[misc]
-    API_KEY = 35
-    API_VERSION = 1
-    RESPONSE_TYPE = _DescribeLogDirsResponse
-    SCHEMA = Schema(("topics", Array(("topic", String("utf-8")), ("partitions", Array(Int32)))))
-
-
-class _DescribeLogDirs(Request[_DescribeLogDirsStruct]):  # type: ignore[misc]
-    API_KEY = 35
-
-    def build(self, request_struct_class: Any) -> Any:
-        return request_struct_class(None)

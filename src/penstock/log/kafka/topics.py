@@ -114,7 +114,10 @@ class TopicStore:
         return await self._changes(await self._read_on(self._partition))
 
     async def _changes(self, rows: Mapping[str, _Row | None]) -> dict[str, StoredTopic | None]:
-        await self._see({row.kafka for row in rows.values() if row is not None and row.change is None})
+        expected = {row.kafka for row in rows.values() if row is not None and row.change is None}
+        if not expected <= self._client.partition_counts().keys():
+            await self._client.refresh()
+        await self._see(expected)
         return {
             name: None if row is None else _stored(name, row)
             for name, row in rows.items()
