@@ -65,9 +65,9 @@ from penstock.session_sources import (
     PROTOCOLS,
     QUIC_PROTOCOLS,
     QUICKACK,
+    ClientDialer,
     SessionSource,
     Surroundings,
-    dial_for,
     introduced_flymq,
 )
 from penstock.units import Address, format_setting, is_loopback, parse_address
@@ -186,7 +186,7 @@ class Server:
         secret = cluster.secret.get_secret_value().encode()
         tls = None if cluster.tls is None else _peer_context(cluster.tls)
         self._dialer = Dialer(secret, partial(self._leader_address, "cluster"), tls)
-        self.broker.leader = LeaderOperations(partial(dial_for, self._dialer))
+        self.broker.leader = LeaderOperations(ClientDialer(self._dialer))
 
         def changed() -> None:
             if self.engine.deposed is not None:
@@ -225,7 +225,7 @@ class Server:
     def _relayed(self, source: SessionSource, connection: Connection) -> Session:
         """A session here if this node leads, else one on the node that does."""
         assert self._dialer is not None
-        return source(connection) if self.broker.leads else RelaySession(connection, self._dialer.dial)
+        return source(connection) if self.broker.leads else RelaySession(connection, self._dialer)
 
     async def _begin_to_lead(
         self, contexts: Mapping[str, TlsSettings], surroundings: Mapping[str, Surroundings], budget: InFlightBudget

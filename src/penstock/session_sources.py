@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import structlog
@@ -78,24 +77,32 @@ def _flymq(given: Surroundings) -> FlyMQ:
         given.broker,
         clock=given.clock,
         node=Node(given.node, given.address),
-        dial_leader=None if given.dialer is None else partial(dial_for, given.dialer),
+        dial_leader=None if given.dialer is None else ClientDialer(given.dialer),
         principal=ANONYMOUS if given.settings.auth == "none" else UNAUTHENTICATED,
         login_required=given.settings.auth == "required" and not given.config.access.allow_anonymous,
         dialect=Dialect(given.settings.dialect),
     )
 
 
-async def dial_for(dialer: Dialer, principal: Principal, native: bool | None) -> Streams:
-    """Connect to the node that leads, for a client of FlyMQ that is known here."""
-    introduction = Introduction(
-        "flymq",
-        principal.address,
-        name=principal.name,
-        roles=tuple(principal.roles),
-        trusted=principal.trusted,
-        native=native,
-    )
-    return await dialer.dial(introduction)
+class ClientDialer:
+    """Connects to the node that leads, for clients of FlyMQ that are known here."""
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+
+    def leader(self) -> str | None:
+        return self._dialer.leader()
+
+    async def dial(self, principal: Principal, native: bool | None) -> Streams:
+        introduction = Introduction(
+            "flymq",
+            principal.address,
+            name=principal.name,
+            roles=tuple(principal.roles),
+            trusted=principal.trusted,
+            native=native,
+        )
+        return await self._dialer.dial(introduction)
 
 
 def introduced_flymq(source: FlyMQ, connection: Connection, introduction: Introduction) -> Session:

@@ -152,6 +152,10 @@ class Dialer:
         self._address = address
         self._tls = tls
 
+    def leader(self) -> str | None:
+        """Where the node that leads takes connections now, None while that is not known."""
+        return self._address()
+
     async def dial(self, introduction: Introduction) -> Streams:
         """Return a connection on which the client's protocol is spoken. Raises NotLeading if no node that leads is reached in time."""
         reason = "nobody leads now"
@@ -192,4 +196,6 @@ class _Refused(Exception):
 
 
 class Dial(Protocol):
-    async def __call__(self, introduction: Introduction) -> Streams: ...
+    def leader(self) -> str | None: ...
+
+    async def dial(self, introduction: Introduction) -> Streams: ...

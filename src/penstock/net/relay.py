@@ -12,6 +12,8 @@ from penstock.net.peers import Dial, Introduction
 from penstock.net.session import Connection
 
 READ_BYTES: Final = 64 << 10
+LOOK_S: Final = 1.0
+"""How often it is looked whether another node leads."""
 
 log = structlog.get_logger("penstock.net")
 
@@ -43,14 +45,15 @@ class RelaySession:
         connection = self._connection
         introduction = Introduction(connection.listener, connection.peer, connection.principal_hint)
         try:
-            reader, writer = await dial(introduction)
+            reader, writer = await dial.dial(introduction)
         except PenstockError as error:
             log.warning("relay_failed", listener=connection.listener, peer=connection.peer, reason=str(error))
             connection.close()
             return
+        leader = dial.leader()
         sending = asyncio.get_running_loop().create_task(self._send(writer))
         try:
-            while data := await reader.read(READ_BYTES):
+            while data := await self._read(reader, dial, leader):
                 if not connection.writable:
                     self._writable.clear()
                     await self._writable.wait()
@@ -61,6 +64,18 @@ class RelaySession:
             sending.cancel()
             writer.transport.abort()
             connection.close()
+
+    async def _read(self, reader: asyncio.StreamReader, dial: Dial, leader: str | None) -> bytes:
+        """Return what comes next, nothing if that is the end: also because another node leads, whatever became of this one."""
+        reading = asyncio.ensure_future(reader.read(READ_BYTES))
+        try:
+            while not reading.done():
+                await asyncio.wait([reading], timeout=LOOK_S)
+                if not reading.done() and dial.leader() not in (None, leader):
+                    return b""
+            return reading.result()
+        finally:
+            reading.cancel()
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         while True:

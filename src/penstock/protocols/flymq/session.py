@@ -234,7 +234,14 @@ class FlyMQSession(Conversation[Request]):
             self._topics_shown[topic] = None
             if len(self._topics_shown) > _TOPICS_SHOWN_MAX:
                 self._topics_shown.pop(next(iter(self._topics_shown)))
-        reply = await self._leader.ask(self._principal, self._caller.native, call.frames, _requests_in(call))
+        kind = OPERATIONS.get(call.opcode)
+        reply = await self._leader.ask(
+            self._principal,
+            self._caller.native,
+            call.frames,
+            _requests_in(call),
+            repeatable=kind is not None and kind.repeatable,
+        )
         if not isinstance(call.body, TxnProduce):
             await self._broker.leading.catch_up()
             await self._broker.leading.show_ends(self._topics_shown)

@@ -8,8 +8,7 @@ on the node that it is connected to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from penstock.broker.access.checks import Principal
 from penstock.broker.topics.settings import format_topic_config
@@ -22,8 +21,19 @@ from penstock.protocols.flymq.server.topics import SCHEMA_SETTING
 from penstock.protocols.flymq.wire import ERROR, HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-DialLeader = Callable[[Principal, bool | None], Awaitable[Streams]]
-"""Connects to the node that leads, for a principal and the dialect of its client."""
+LOOK_S: Final = 1.0
+"""How often it is looked whether another node leads than the one that is asked."""
+
+
+class DialLeader(Protocol):
+    """How the node that leads is reached."""
+
+    def leader(self) -> str | None:
+        """Who leads, as far as that is known."""
+
+    async def dial(self, principal: Principal, native: bool | None) -> Streams:
+        """Connect, for a principal and the dialect of its client. Raises NotLeading."""
+
 
 SERVED_HERE: Final[frozenset[type[Operation[Any]]]] = frozenset(
     {
@@ -75,38 +85,61 @@ class LeaderSession:
     def __init__(self, dial: DialLeader) -> None:
         self._dial = dial
         self._streams: Streams | None = None
-        self._for: tuple[Principal, bool | None] | None = None
+        self._for: tuple[Principal, bool | None, str | None] | None = None
 
-    async def ask(self, principal: Principal, native: bool | None, frames: bytes, count: int) -> bytes:
-        """Return the replies to so many requests. Raises NotLeading if nobody could be asked, OutcomeUnknown if no answer came."""
-        reader, writer = await self._connected(principal, native)
-        try:
-            writer.write(frames)
-            await writer.drain()
-            return b"".join([await _read_frame(reader) for _ in range(count)])
-        except (OSError, asyncio.IncompleteReadError) as error:
-            self.close()
-            raise OutcomeUnknown(
-                f"the node that leads was lost before it answered ({error}): look whether it was done, or try again"
-            ) from error
-        except BaseException:
-            self.close()  # what comes is the answer to nothing that is asked later
-            raise
+    async def ask(
+        self, principal: Principal, native: bool | None, frames: bytes, count: int, *, repeatable: bool
+    ) -> bytes:
+        """Return the replies to so many requests; those that are repeatable are asked of the next node that leads if one is lost.
+
+        Raises NotLeading if nobody could be asked, OutcomeUnknown if no answer came.
+        """
+        while True:
+            streams = await self._connected(principal, native)
+            asking = asyncio.ensure_future(_ask(streams, frames, count))
+            try:
+                while not asking.done():
+                    await asyncio.wait([asking], timeout=LOOK_S)
+                    if not asking.done() and self._dial.leader() not in (None, self._for and self._for[2]):
+                        raise OSError("another node leads now")
+                return asking.result()
+            except (OSError, asyncio.IncompleteReadError) as error:
+                self.close()
+                if not repeatable:
+                    raise OutcomeUnknown(
+                        f"the node that leads was lost before it answered ({error}): look whether it was done"
+                    ) from error
+            except BaseException:
+                self.close()
+                raise
+            finally:
+                asking.cancel()
 
     async def _connected(self, principal: Principal, native: bool | None) -> Streams:
         if self._streams is not None:
             reader, writer = self._streams
-            if self._for == (principal, native) and not reader.at_eof() and not writer.is_closing():
+            if (
+                self._for == (principal, native, self._dial.leader())
+                and not reader.at_eof()
+                and not writer.is_closing()
+            ):
                 return self._streams
             self.close()
-        self._streams = await self._dial(principal, native)
-        self._for = (principal, native)
+        self._streams = await self._dial.dial(principal, native)
+        self._for = (principal, native, self._dial.leader())
         return self._streams
 
     def close(self) -> None:
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None
+
+
+async def _ask(streams: Streams, frames: bytes, count: int) -> bytes:
+    reader, writer = streams
+    writer.write(frames)
+    await writer.drain()
+    return b"".join([await _read_frame(reader) for _ in range(count)])
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes:
@@ -132,7 +165,7 @@ class LeaderOperations:
     async def _ask(self, principal: Principal, request: Operation[Any]) -> None:
         session = LeaderSession(self._dial)
         try:
-            reply = await session.ask(principal, False, encode_request(request), 1)
+            reply = await session.ask(principal, False, encode_request(request), 1, repeatable=type(request).repeatable)
         finally:
             session.close()
         if HEADER.unpack_from(reply)[2] == ERROR:
