@@ -8,7 +8,7 @@ from typing import Any
 import trustme
 
 from bench.kafka import Kafka
-from penstock.testing import RunningBroker
+from penstock.testing import BrokerProcess, RunningBroker
 
 SECRET = "the secret of this cluster"
 
@@ -27,6 +27,21 @@ class Certificates:
     @property
     def tls(self) -> dict[str, str]:
         return {"cert": str(self.cert), "key": str(self.key)}
+
+
+def node_process(directory: Path, kafka: Kafka, prefix: str, name: str) -> BrokerProcess:
+    """A node in a process of its own, with FlyMQ only."""
+    config = f"""
+engine = "kafka"
+[kafka]
+bootstrap = ["{kafka.bootstrap}"]
+topic_prefix = "{prefix}"
+[cluster]
+bind = "127.0.0.1:0"
+node = "{name}"
+secret = "{SECRET}"
+"""
+    return BrokerProcess(directory / name, config=config)
 
 
 class NodeThread(RunningBroker):

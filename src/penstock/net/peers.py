@@ -147,7 +147,15 @@ class PeerSession:
 class Dialer:
     """Connects to the node that leads. `address` is where that node takes connections of others, None while it is not known."""
 
-    def __init__(self, secret: bytes, address: Callable[[], str | None], tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        address: Callable[[], str | None],
+        tls: ssl.SSLContext | None,
+        *,
+        dial_s_max: float = DIAL_S_MAX,
+    ) -> None:
+        self._dial_s_max = dial_s_max
         self._secret = secret
         self._address = address
         self._tls = tls
@@ -160,7 +168,7 @@ class Dialer:
         """Return a connection on which the client's protocol is spoken. Raises NotLeading if no node that leads is reached in time."""
         reason = "nobody leads now"
         try:
-            async with asyncio.timeout(DIAL_S_MAX):
+            async with asyncio.timeout(self._dial_s_max):
                 while True:
                     address = self._address()
                     if address is not None:

@@ -127,13 +127,13 @@ class FlyMQ:
 
     def introduced(self, connection: Connection, principal: Principal, *, native: bool | None) -> FlyMQSession:
         """Open a session for a client that another node speaks for."""
-        return FlyMQSession(self, connection, principal, native=native, is_known=True)
+        return FlyMQSession(self, connection, principal, native=native, is_introduced=True)
 
 
 class FlyMQSession(Conversation[Request]):
     """Implements `penstock.net.session.Session`."""
 
-    __slots__ = ("_caller", "_id", "_leader", "_login_pending", "_topics_shown")
+    __slots__ = ("_caller", "_id", "_is_introduced", "_leader", "_login_pending", "_topics_shown")
 
     _decoder: RequestDecoder
     _stats: FlyMQStats
@@ -145,9 +145,9 @@ class FlyMQSession(Conversation[Request]):
         principal: Principal,
         *,
         native: bool | None = None,
-        is_known: bool = False,
+        is_introduced: bool = False,
     ) -> None:
-        self._login_pending = shared.login_required and not principal.name and not is_known
+        self._login_pending = shared.login_required and not principal.name and not is_introduced
         decoder = KeepingDecoder(
             frozenset() if shared.dial_leader is None else FORWARDED,
             shared.codec_limits,
@@ -156,6 +156,7 @@ class FlyMQSession(Conversation[Request]):
         )
         self._leader = None if shared.dial_leader is None else LeaderSession(shared.dial_leader)
         self._topics_shown: dict[str, None] = {}
+        self._is_introduced = is_introduced
         super().__init__(shared.broker, connection, decoder, shared.stats)
         self._id = f"{connection.listener}/{connection.peer}"
         self._caller = Caller(
@@ -247,8 +248,16 @@ class FlyMQSession(Conversation[Request]):
             await self._broker.leading.show_ends(self._topics_shown)
         return reply
 
+    def _is_behind(self, body: object) -> bool:
+        """Whether a request may be about something that another node has answered for and that does not show here yet: a topic that is
+        not known, or what a client of another node has committed there before it asked here."""
+        if self._broker.leads:
+            return self._is_introduced and hasattr(body, "group")
+        topic = topic_of(body)
+        return topic is not None and not self._broker.has_topic(topic)
+
     async def _call_caught_up(self, body: Operation[Any]) -> bytes:
-        """Answer a request about a topic that was not known here, and may be by now."""
+        """Answer a request once this node shows everything that was answered before."""
         await self._broker.leading.catch_up()
         reply = dispatch(self._caller, body)
         return reply if isinstance(reply, bytes) else encode_answer(type(body), await reply)
@@ -339,11 +348,9 @@ class FlyMQSession(Conversation[Request]):
             self._stats.errors += 1
             self.answer(slot, self._encode_error(body.message))
             return
-        if self._leader is not None and not self._broker.leads:
-            topic = topic_of(body)
-            if topic is not None and not self._broker.has_topic(topic):
-                self._answer_later(call, slot, self._call_caught_up(_operation(body)))
-                return
+        if self._leader is not None and self._is_behind(body):
+            self._answer_later(call, slot, self._call_caught_up(_operation(body)))
+            return
         try:
             answer = dispatch(self._caller, _operation(body))
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
