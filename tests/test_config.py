@@ -220,6 +220,7 @@ def test_the_documented_file_holds_every_setting_with_its_default(tmp_path: Path
         "admin.tls",
         "kafka.tls",
         "kafka.sasl",
+        "cluster",
         "topics",
     }
     assert {key for key, origin in documented.origins.items() if origin == "default"} == optional
@@ -240,7 +241,7 @@ def test_an_unknown_setting_names_the_file_and_what_may_be_meant(file: Path) -> 
             "penstock.toml: retention is not a setting; did you mean log.retention_ms, log.retention_bytes or topics.retention_ms?",
             (
                 "penstock.toml: frobnicate is not a setting; the top level knows data_dir, engine, durability, listeners, admin, dev, "
-                "access, log, kafka, limits, subscriptions, logging, otel, topics"
+                "access, log, kafka, cluster, limits, subscriptions, logging, otel, topics"
             ),
             "penstock.toml: log.retention is not a setting; did you mean log.retention_ms or log.retention_bytes?",
             (

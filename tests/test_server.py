@@ -39,7 +39,8 @@ from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.operations.records import Fetch, Produce
 from penstock.protocols.flymq.operations.topics import ListTopics
 from penstock.protocols.flymq.wire import HEADER
-from penstock.server import PROTOCOLS, QUIC_PROTOCOLS, SETUP_FILE, Server
+from penstock.server import SETUP_FILE, Server
+from penstock.session_sources import PROTOCOLS, QUIC_PROTOCOLS
 from penstock.testing.faults import FaultyDisk
 from tests.descriptors import open_sockets
 from tests.net.line_session import hang_up, read_to_end, until

@@ -16,7 +16,8 @@ from penstock.config import Config
 from penstock.errors import ConfigError, Unreachable
 from penstock.net.certificates import CERTIFICATE_FILE, KEY_FILE
 from penstock.net.quic import QuicListener
-from penstock.server import QUIC_PROTOCOLS, Server
+from penstock.server import Server
+from penstock.session_sources import QUIC_PROTOCOLS
 from penstock.testing import BrokerProcess, RunningBroker
 from tests.net.line_session import until
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock.errors import JavaMissing
-from penstock.server import QUIC_PROTOCOLS
+from penstock.session_sources import QUIC_PROTOCOLS
 from penstock.spark.java import find_java
 from penstock.testing.process import BrokerProcess
 from scripts.demo import intake, pipeline, plot, results, travel

@@ -69,7 +69,7 @@ def _rows(path: str, kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[
     for name, field in kind.model_fields.items():
         below = section_of(field)
         if below in OPTIONAL:
-            yield from _rows(path, below, f"{name}.")
+            yield from _rows(path, below, f"{prefix}{name}.")
         elif below is None or below is FujinAlias:
             yield (
                 code(prefix + name),
@@ -179,6 +179,6 @@ def _example() -> str:
                 lines.append(f"{name} = {toml(name, field.default)}")
     return document(
         "## A file with every setting",
-        "Every setting with its default, except TLS files and topics; leave out what you do not change.",
+        "Every setting with its default, except TLS files, topics and `[cluster]`; leave out what you do not change.",
         "```toml\n" + "\n".join(lines) + "\n```",
     )

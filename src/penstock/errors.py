@@ -126,6 +126,14 @@ class InstanceFenced(ConsumerFenced):
     code = "instance_fenced"
 
 
+class NotLeading(PenstockError):
+    """This node of a cluster does not lead, and what was asked for is decided by the one that does. The message says which that is. Try
+    again: requests are passed on once it is known who leads."""
+
+    code = "not_leading"
+    retriable = True
+
+
 class EntryNotFound(PenstockError):
     """No pending delayed record, dead letter or delivery in flight has this id."""
 

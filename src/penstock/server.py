@@ -1,224 +1,90 @@
-"""Puts the rooms together: log, broker, one listener per protocol, admin address; and runs them as a process.
+"""Puts the rooms together: log, broker, one listener per protocol, admin address.
+
+Of several nodes on one log, one leads. The others pass on to it what they cannot answer: requests of FlyMQ one by one, connections of
+BlipMQ as a whole, and datagrams of QUIC. A node that leads no more stops and starts again.
 
 Parts start from the inside out and stop in reverse, also when one of them fails to start. Stopping first lets requests in flight
 be answered, which needs the broker; the broker then finishes, which needs the log; the log commits what it was given and closes.
-
-A new protocol is a folder under `protocols/` and a line in `PROTOCOLS` or `QUIC_PROTOCOLS`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import shlex
-import signal
-import socket
+import secrets
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Protocol
 
 import structlog
-import uvloop
 
 from penstock.admin.api.table import Setting
 from penstock.admin.figures import SessionStats
 from penstock.admin.http import AdminServer, AdminSettings
 from penstock.background import Background
-from penstock.broker.access.checks import ANONYMOUS, SYSTEM, UNAUTHENTICATED
+from penstock.broker.access.checks import SYSTEM
 from penstock.broker.access.policy import AccessSettings
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.broker.topics.declared import Declared, plan
 from penstock.clock import Clock, SystemClock
-from penstock.config import Admin, BlipMQListener, Config, FelixListener, FlyMQListener, FujinListener, RustLogListener
+from penstock.config import Admin, Config
 from penstock.config import Listener as ListenerSettings
 from penstock.config import QuicListener as QuicListenerSettings
+from penstock.config.model import Cluster, ClusterTls
 from penstock.errors import ConfigError
 from penstock.log.api import Engine
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
-from penstock.log.embedded.read_files import READ_FILES_MAX
 from penstock.log.embedded.threads import Threads
 from penstock.log.migration.state import check_served
 from penstock.net.certificates import own_certificate
-from penstock.net.descriptors import DESCRIPTORS_MIN, raise_descriptor_limit
+from penstock.net.datagram_relay import DatagramRelay
 from penstock.net.flow import InFlightBudget
 from penstock.net.limits import ListenerLimits, QuicLimits
-from penstock.net.listener import STOP_GRACE_S, cannot_listen, listen_once
+from penstock.net.listener import STOP_GRACE_S
+from penstock.net.peers import Dialer, Introduction, PeerSession
 from penstock.net.quic import QuicListener
-from penstock.net.quic_session import QuicConnection, QuicSession
 from penstock.net.quic_tls import quic_server_tls
+from penstock.net.relay import RelaySession
 from penstock.net.session import Connection, Session
 from penstock.net.tcp import TcpListener
 from penstock.net.tls import server_context
-from penstock.protocols.blipmq.session import BlipMQ
 from penstock.protocols.dissectors import DISSECTORS
-from penstock.protocols.felix import wire as felix_wire
-from penstock.protocols.felix.codec.scopes import Scopes
-from penstock.protocols.felix.session import Felix
-from penstock.protocols.flymq.server.dispatch import Dialect, Node
+from penstock.protocols.flymq.server.forwarding import LeaderOperations
 from penstock.protocols.flymq.session import FlyMQ
-from penstock.protocols.fujin import wire as fujin_wire
-from penstock.protocols.fujin.codec.commands import WriteForm
-from penstock.protocols.fujin.server.settings import Alias, FujinSettings
-from penstock.protocols.fujin.session import Fujin
-from penstock.protocols.rustlog.session import RustLog
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK
 from penstock.quic.tls import TlsSettings
+from penstock.session_sources import (
+    ALPN,
+    ALPN_REQUIRED,
+    DEVELOPMENT_API_KEY,
+    PROTOCOLS,
+    QUIC_PROTOCOLS,
+    QUICKACK,
+    ClientDialer,
+    SessionSource,
+    Surroundings,
+    introduced_flymq,
+)
 from penstock.telemetry import telemetry_of
-from penstock.units import format_setting, is_loopback, parse_address
+from penstock.units import Address, format_setting, is_loopback, parse_address
 
 NODE_ID = "penstock"
 SETUP_FILE = "setup-token"
 """In the data directory, while there is no administrator: what `penstock user setup` logs in with."""
 DEVELOPMENT_USERS = {"admin": "admin"}
-DEVELOPMENT_API_KEY = "dev-key"
 
 log = structlog.get_logger("penstock.server")
 
 
-class SessionSource(Protocol):
-    """What a protocol makes of a listener: a factory of sessions, and what they count."""
-
-    @property
-    def stats(self) -> SessionStats: ...
-
-    def __call__(self, connection: Connection, /) -> Session: ...
-
-
-class QuicSessionSource(Protocol):
-    """The same for a protocol over QUIC."""
-
-    @property
-    def stats(self) -> SessionStats: ...
-
-    def __call__(self, connection: QuicConnection, /) -> QuicSession: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a protocol is given to make its sessions from."""
-
-    broker: Broker
-    clock: Clock
-    config: Config
-    settings: ListenerSettings
-    address: Callable[[], str]
-    """Where the listener is; known once it has started."""
-
-
-def _flymq(given: Surroundings) -> FlyMQ:
-    assert isinstance(given.settings, FlyMQListener)
-    return FlyMQ(
-        given.broker,
-        clock=given.clock,
-        node=Node(NODE_ID, given.address),
-        principal=ANONYMOUS if given.settings.auth == "none" else UNAUTHENTICATED,
-        login_required=given.settings.auth == "required" and not given.config.access.allow_anonymous,
-        dialect=Dialect(given.settings.dialect),
-    )
-
-
-def _blipmq(given: Surroundings) -> BlipMQ:
-    settings = given.settings
-    assert isinstance(settings, BlipMQListener)
-    keys = [key.get_secret_value() for key in settings.api_keys]
-    if given.config.dev:
-        keys.append(DEVELOPMENT_API_KEY)
-    if not keys and not len(given.broker.api_keys):
-        log.info("no_api_key", listener="blipmq", consequence="nobody can log in", advice="penstock key create NAME")
-    return BlipMQ(given.broker, clock=given.clock, api_keys=keys, message_ttl_ms=settings.message_ttl_ms)
-
-
-def _rustlog(given: Surroundings) -> RustLog:
-    settings = given.settings
-    assert isinstance(settings, RustLogListener)
-    required = _is_required(given, settings.auth)
-    return RustLog(
-        given.broker,
-        clock=given.clock,
-        principal=UNAUTHENTICATED if required else ANONYMOUS,
-        login_required=required and not given.config.access.allow_anonymous,
-    )
-
-
-def _is_required(given: Surroundings, auth: str) -> bool:
-    """Whether strangers are turned away; `auto` is as FlyMQ has it."""
-    flymq = given.config.listeners.flymq
-    return auth == "required" or (auth == "auto" and flymq is not None and flymq.auth == "required")
-
-
-PROTOCOLS: Mapping[str, Callable[[Surroundings], SessionSource]] = {
-    "flymq": _flymq,
-    "blipmq": _blipmq,
-    "rustlog": _rustlog,
-}
-
-
-def _fujin(given: Surroundings) -> Fujin:
-    settings = given.settings
-    assert isinstance(settings, FujinListener)
-    required = _is_required(given, settings.auth)
-    aliases = {
-        name: Alias(alias.topic, alias.group or settings.group, alias.start or settings.start)
-        for name, alias in settings.aliases.items()
-    }
-    return Fujin(
-        given.broker,
-        settings=FujinSettings(
-            aliases=aliases,
-            group=settings.group,
-            start=settings.start,
-            auto_create=settings.auto_create,
-            write_form=None if settings.write_form == "auto" else WriteForm(settings.write_form),
-            body_bytes_max=settings.body_bytes_max,
-            ping_interval_s=settings.ping_interval_s,
-            ping_timeout_s=settings.ping_timeout_s,
-            fetch_wait_s=settings.fetch_wait_s,
-            empty_fetch=settings.empty_fetch,
-            dialect=settings.dialect,
-            empty_values=settings.empty_values,
-            unacknowledged_max=settings.unacknowledged_max,
-            ack_ms_max=settings.ack_ms_max,
-        ),
-        principal=UNAUTHENTICATED if required else ANONYMOUS,
-        login_required=required and not given.config.access.allow_anonymous,
-    )
-
-
-def _felix(given: Surroundings) -> Felix:
-    settings = given.settings
-    assert isinstance(settings, FelixListener)
-    required = _is_required(given, settings.auth) or (settings.auth == "auto" and bool(settings.tokens))
-    return Felix(
-        given.broker,
-        clock=given.clock,
-        dialect=settings.dialect,
-        required=required,
-        login_required=required and not given.config.access.allow_anonymous,
-        tokens={tenant: token.get_secret_value() for tenant, token in settings.tokens.items()},
-        api_keys=[DEVELOPMENT_API_KEY] if given.config.dev else [],
-        scopes=Scopes(settings.default_tenant, settings.default_namespace),
-        auto_create=settings.auto_create,
-        slow_subscriber=settings.slow_subscriber,
-        subscriber_lag_records_max=settings.subscriber_lag_records_max,
-    )
-
-
-QUIC_PROTOCOLS: Mapping[str, Callable[[Surroundings], QuicSessionSource]] = {
-    "fujin": _fujin,
-    "felix": _felix,
-}
-# What a client offers in its handshake: Fujin's must, Felix's may.
-ALPN = {"fujin": (fujin_wire.ALPN,), "felix": (felix_wire.ALPN,)}
-ALPN_REQUIRED = frozenset({"fujin"})
-# Their deployed clients send an answer and the next request as two small writes, and the second waits for our TCP acknowledgement.
-QUICKACK = frozenset({"blipmq"})
+RELAYED = frozenset({"blipmq"})
+"""Protocols over TCP whose connections live on the node that leads."""
+PEER_IDLE_S_MAX = 24 * 3600.0
 
 
 class Server:
@@ -232,9 +98,11 @@ class Server:
         self._parts = AsyncExitStack()
         self._telemetry = telemetry_of(config)
         background = Background()
+        self.node = NODE_ID if config.cluster is None else _node_name(config.cluster)
         self.engine: Engine
         if config.engine == "kafka":
-            self.engine = _kafka_engine(config, self._clock, background)
+            node = None if config.cluster is None else self.node
+            self.engine = _kafka_engine(config, self._clock, background, node)
         else:
             self.engine = EmbeddedEngine(
                 config.data_dir,
@@ -248,7 +116,7 @@ class Server:
             self.engine,
             clock=self._clock,
             limits=config.limits,
-            access_settings=_access_settings(config),
+            access_settings=_access_settings(config, self.node),
             topic_defaults=config.topic_defaults,
             deliveries=DeliveryPolicy(**dict(config.subscriptions)),
             background=background,
@@ -259,11 +127,20 @@ class Server:
         self.admin: AdminServer | None = None
         self.needs_setup = False
         """Whether a login is required and nobody could log in when it started."""
+        self.deposed = asyncio.Event()
+        """Set when this node has led and does not any more: what is left is to stop it."""
+        self._dialer: Dialer | None = None
+        self._sources: dict[str, SessionSource] = {}
+        self._peers: TcpListener | None = None
+        self._relays: dict[str, DatagramRelay] = {}
+        """Of QUIC listeners, while another node leads."""
 
     @property
     def addresses(self) -> dict[str, str]:
         """Where each listener and the admin address are, by name, with the port that was picked where the setting says 0."""
-        addresses = {name: listener.address for name, listener in self.listeners.items()}
+        addresses = {name: listener.address for name, listener in (self.listeners | self._relays).items()}
+        if self._peers is not None:
+            addresses["cluster"] = self._peers.address
         if self.admin is not None:
             addresses["admin"] = self.admin.address
         return addresses
@@ -281,7 +158,10 @@ class Server:
             parts.push_async_callback(self.engine.close)
             await self.broker.start()
             parts.push_async_callback(self.broker.close)
-            await self._apply_declared_topics()
+            if self.config.cluster is not None:
+                self._meet_nodes(parts, self.config.cluster)
+            if self.broker.leads:
+                await self._apply_declared_topics()
             parts.callback(self._offer_setup())
             await self._start_admin(parts, admin)
             if self._telemetry is not None:
@@ -289,6 +169,8 @@ class Server:
                 parts.push_async_callback(self._telemetry.stop)
             quic_contexts |= self._own_certificates()
             await self._start_listeners(parts, contexts, quic_contexts)
+            if self.config.cluster is not None:
+                self.engine.announce(_advertised(self.config.cluster, self.addresses))
             self._parts = parts.pop_all()
         if self.config.dev:
             log.warning(
@@ -306,6 +188,65 @@ class Server:
             self.admin.state = "stopping"
         parts, self._parts = self._parts, AsyncExitStack()
         await parts.aclose()
+
+    # -- other nodes ------------------------------------------------------------------------------------------------------
+
+    def _meet_nodes(self, parts: AsyncExitStack, cluster: Cluster) -> None:
+        """Have the node that leads answer what this one does not, as long as there is another."""
+        secret = cluster.secret.get_secret_value().encode()
+        tls = None if cluster.tls is None else _peer_context(cluster.tls)
+        self._dialer = Dialer(secret, partial(self._leader_address, "cluster"), tls)
+        self.broker.leader = LeaderOperations(ClientDialer(self._dialer))
+
+        def changed() -> None:
+            if self.engine.deposed is not None:
+                self.deposed.set()
+
+        parts.callback(self.engine.watch_nodes(changed))
+        changed()
+
+    def _leader_address(self, listener: str) -> str | None:
+        return next((node.addresses.get(listener) for node in self.engine.nodes() if node.leads), None)
+
+    def _leader_url(self) -> str | None:
+        address = self._leader_address("admin")
+        scheme = "http" if self.config.admin is None or self.config.admin.tls is None else "https"
+        return None if address is None else f"{scheme}://{address}"
+
+    async def _start_peers(self, cluster: Cluster, budget: InFlightBudget) -> None:
+        secret = cluster.secret.get_secret_value().encode()
+        flymq, blipmq = self._sources.get("flymq"), self._sources.get("blipmq")
+        factories: dict[str, Callable[[Connection, Introduction], Session]] = {}
+        if isinstance(flymq, FlyMQ):
+            factories["flymq"] = partial(introduced_flymq, flymq)
+        if blipmq is not None:
+            factories["blipmq"] = lambda connection, _: blipmq(connection)
+        self._peers = TcpListener(
+            "cluster",
+            cluster.bind,
+            lambda connection: PeerSession(connection, secret, factories, lambda: self.broker.leads),
+            ListenerLimits(idle_s_max=PEER_IDLE_S_MAX),
+            None if cluster.tls is None else server_context(cluster.tls.cert, cluster.tls.key, cluster.tls.ca),
+            clock=self._clock,
+            budget=budget,
+        )
+        await self._peers.start()
+
+    def _relayed(self, source: SessionSource, connection: Connection) -> Session:
+        """A session here if this node leads, else one on the node that does."""
+        assert self._dialer is not None
+        return source(connection) if self.broker.leads else RelaySession(connection, self._dialer)
+
+    async def _begin_to_lead(
+        self, contexts: Mapping[str, TlsSettings], surroundings: Mapping[str, Surroundings], budget: InFlightBudget
+    ) -> None:
+        """Serve here what was passed on before."""
+        await self._apply_declared_topics()
+        for name, relay in list(self._relays.items()):
+            address = relay.address
+            await relay.stop()
+            await self._start_quic(name, surroundings[name], contexts[name], budget, address)
+            del self._relays[name]
 
     async def _apply_declared_topics(self) -> None:
         existing = {name: info.config for name, info in self.engine.topics().items()}
@@ -344,6 +285,7 @@ class Server:
                 sessions=self.sessions,
                 dissectors=DISSECTORS,
                 around=None if self._telemetry is None else self._telemetry.requests.around,
+                leader_url=None if self.config.cluster is None else self._leader_url,
             )
             await admin.start()
             parts.push_async_callback(admin.stop)
@@ -371,21 +313,47 @@ class Server:
     ) -> None:
         budget = InFlightBudget(self.config.limits.in_flight_total_bytes_max, asyncio.get_running_loop().call_soon)
         parts.push_async_callback(self._stop_listeners)
+        surroundings: dict[str, Surroundings] = {}
         for name, settings in self.config.listeners.enabled():
-            given = Surroundings(self.broker, self._clock, self.config, settings, partial(self._address, name))
+            given = surroundings[name] = Surroundings(
+                self.broker,
+                self._clock,
+                self.config,
+                settings,
+                partial(self._address, name),
+                self.node,
+                self._dialer,
+            )
             if name in PROTOCOLS:
                 await self._start_tcp(name, given, contexts.get(name), budget)
+            elif name in QUIC_PROTOCOLS and not self.broker.leads and self._dialer is not None:
+                target = partial(self._leader_address, name)
+                relay = self._relays[name] = DatagramRelay(name, settings.bind, target, settings.max_connections)
+                await relay.start()
             elif name in QUIC_PROTOCOLS:
-                await self._start_quic(name, given, quic_contexts[name], budget)
+                await self._start_quic(name, given, quic_contexts[name], budget, settings.bind)
+        if self.config.cluster is not None:
+            await self._start_peers(self.config.cluster, budget)
+            beginning = self.broker.background.loop(
+                "serve as leader", partial(self._serve_if_leading, quic_contexts, surroundings, budget), first_s=0
+            )
+            parts.push_async_callback(beginning.cancel)
+            parts.callback(self.broker.leading.watch(beginning.wake))
+
+    async def _serve_if_leading(
+        self, contexts: Mapping[str, TlsSettings], surroundings: Mapping[str, Surroundings], budget: InFlightBudget
+    ) -> None:
+        if self.broker.leads:
+            await self._begin_to_lead(contexts, surroundings, budget)
 
     async def _start_tcp(
         self, name: str, given: Surroundings, tls: ssl.SSLContext | None, budget: InFlightBudget
     ) -> None:
-        source = PROTOCOLS[name](given)
+        source = self._sources[name] = PROTOCOLS[name](given)
         listener = TcpListener(
             name,
             given.settings.bind,
-            source,
+            partial(self._relayed, source) if name in RELAYED and self._dialer is not None else source,
             _listener_limits(self.config, given.settings),
             tls,
             clock=self._clock,
@@ -396,17 +364,24 @@ class Server:
         self.sessions[name] = source.stats
         await listener.start()
 
-    async def _start_quic(self, name: str, given: Surroundings, tls: TlsSettings, budget: InFlightBudget) -> None:
+    async def _start_quic(
+        self, name: str, given: Surroundings, tls: TlsSettings, budget: InFlightBudget, bind: str
+    ) -> None:
         assert isinstance(given.settings, QuicListenerSettings)
         source = QUIC_PROTOCOLS[name](given)
         limits = _quic_limits(self.config, given.settings)
-        listener = QuicListener(name, given.settings.bind, source, tls, limits, clock=self._clock, budget=budget)
+        listener = QuicListener(name, bind, source, tls, limits, clock=self._clock, budget=budget)
         self.listeners[name] = listener
         self.sessions[name] = source.stats
         await listener.start()
 
     async def _stop_listeners(self) -> None:
-        await asyncio.gather(*(listener.stop(STOP_GRACE_S) for listener in self.listeners.values()))
+        for relay in self._relays.values():
+            await relay.stop()
+        listeners: list[TcpListener | QuicListener] = list(self.listeners.values())
+        if self._peers is not None:
+            listeners.append(self._peers)
+        await asyncio.gather(*(listener.stop(STOP_GRACE_S) for listener in listeners))
 
     def _address(self, listener: str) -> str:
         return self.listeners[listener].address
@@ -434,7 +409,7 @@ def _engine_options(config: Config) -> EngineOptions:
     return EngineOptions(**{each.name: settings[each.name] for each in fields(EngineOptions) if each.name in settings})
 
 
-def _kafka_engine(config: Config, clock: Clock, background: Background) -> Engine:
+def _kafka_engine(config: Config, clock: Clock, background: Background, node: str | None) -> Engine:
     """Raises ConfigError if the extra is not installed."""
     from penstock.log.kafka.engine import KafkaEngine
 
@@ -443,17 +418,47 @@ def _kafka_engine(config: Config, clock: Clock, background: Background) -> Engin
         config.kafka,
         clock=clock,
         background=background,
+        node=node,
         tail_bytes_per_partition=config.log.tail_bytes_per_partition,
         tail_bytes_max=config.log.tail_bytes_max,
     )
 
 
-def _access_settings(config: Config) -> AccessSettings:
+def _node_name(cluster: Cluster) -> str:
+    address = parse_address(cluster.bind)
+    name = str(Address(cluster.advertise or address.host, address.port)) if address.port else secrets.token_hex(8)
+    return cluster.node or name
+
+
+def _advertised(cluster: Cluster, addresses: Mapping[str, str]) -> dict[str, str]:
+    """Where other nodes reach the listeners of this one."""
+    advertised = {}
+    for name, address in addresses.items():
+        host, port = parse_address(address)
+        if cluster.advertise is not None and (name == "cluster" or ip_address(host).is_unspecified):
+            host = cluster.advertise
+        advertised[name] = str(Address(host, port))
+    return advertised
+
+
+def _peer_context(tls: ClusterTls) -> ssl.SSLContext:
+    """For connections to other nodes, which prove who they are, too."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        context.load_cert_chain(tls.cert, tls.key)
+    except OSError as error:
+        raise ConfigError(
+            f"cluster.tls: the certificates cannot be loaded ({error}): cert, key and ca are PEM files"
+        ) from None
+    return context
+
+
+def _access_settings(config: Config, node: str) -> AccessSettings:
     return AccessSettings(
         default_public=config.access.default_public,
         allow_anonymous=config.access.allow_anonymous,
         development=DEVELOPMENT_USERS if config.dev else {},
-        node=NODE_ID,
+        node=node,
     )
 
 
@@ -503,100 +508,3 @@ def _quic_contexts(config: Config) -> dict[str, TlsSettings]:
 
 def _quic_tls(name: str, cert: Path, key: Path, client_ca: Path | None) -> TlsSettings:
     return quic_server_tls(cert, key, client_ca, alpn=ALPN.get(name, ()), alpn_required=name in ALPN_REQUIRED)
-
-
-def run(config: Config, announce: Callable[[str], None], *, disk: Disk | None = None) -> None:
-    """Be a broker until SIGTERM or SIGINT, then stop with everything committed; a second signal ends the process at once.
-
-    `announce` is given one line per address, then `ready`. `disk` stands in for the real one in tests.
-    """
-    _prepare_process(config)
-    _check_addresses(config)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, announce, disk))
-
-
-def _prepare_process(config: Config) -> None:
-    """What belongs to a process of our own and would be rude in somebody else's.
-
-    Python's switch interval stays as it is: a shorter one, meant to give the committing thread the interpreter sooner, made pipelined
-    writes slower when both were measured in turns.
-    """
-    limit = raise_descriptor_limit()
-    if limit < DESCRIPTORS_MIN:
-        raise ConfigError(
-            f"this process may open only {limit} files, and a broker needs at least {DESCRIPTORS_MIN}: raise the limit,"
-            " with `ulimit -n` in the shell or LimitNOFILE= in a systemd unit"
-        )
-    connections_max = sum(
-        settings.max_connections for name, settings in config.listeners.enabled() if name in PROTOCOLS
-    )
-    # A checkpoint opens segments once more that are open for writing.
-    wanted = connections_max + 2 * config.log.write_files_max + READ_FILES_MAX
-    if limit < wanted:
-        log.warning(
-            "descriptors_short",
-            limit=limit,
-            wanted=wanted,
-            consequence="accepting pauses when they are used up",
-            advice="raise the limit (ulimit -n, LimitNOFILE=) or lower max_connections or log.write_files_max",
-        )
-
-
-def _check_addresses(config: Config) -> None:
-    """Raises ConfigError where an address is taken: before there is a data directory, and before a log is recovered for nothing."""
-    binds = [
-        (f"listeners.{name}.bind", settings.bind, name in QUIC_PROTOCOLS)
-        for name, settings in config.listeners.enabled()
-    ]
-    if config.admin is not None:
-        binds.append(("admin.bind", config.admin.bind, False))
-    for setting, bind, over_udp in binds:
-        try:
-            listen_once(bind, socket.SOCK_DGRAM if over_udp else socket.SOCK_STREAM)
-        except OSError as error:
-            raise cannot_listen(setting, f"{bind}/udp" if over_udp else bind, error) from None
-
-
-def _setup_advice(server: Server) -> str:
-    settings = server.config.listeners.flymq
-    assert settings is not None
-    address = f"flymq{'' if settings.tls is None else 's'}://{server.addresses['flymq']}"
-    command = ["penstock", "user", "setup", "--data-dir", str(server.config.data_dir), "--server", address]
-    return f"there is no administrator yet; make yourself one with: {shlex.join(command)}"
-
-
-async def _serve(config: Config, announce: Callable[[str], None], disk: Disk | None) -> None:
-    loop = asyncio.get_running_loop()
-    asked_to_stop = asyncio.Event()
-
-    def stop_on(received: signal.Signals) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)  # the next one ends the process, as if it had crashed
-        log.info("stopping", signal=received.name)
-        asked_to_stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop_on, number)
-    server = Server(config, disk=disk)
-    try:
-        await server.start()
-    except BaseException:
-        # A closed loop would keep the signals, and swallow every one to come.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-        raise
-    try:
-        # What lives now lives until the end; the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
-        for name, address in server.addresses.items():
-            announce(f"{name} on {address}{'/udp' if name in QUIC_PROTOCOLS else ''}")
-        if server.needs_setup:
-            announce(_setup_advice(server))
-        announce("ready")
-        await asked_to_stop.wait()
-    finally:
-        await server.stop()
-    log.info("stopped")

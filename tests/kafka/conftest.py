@@ -50,6 +50,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_ca: Path) -> Iterator[
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     settings = {
         "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": "0",  # a node need not wait for others that may start, too
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(kafka_ca.with_name("server.pem")),
         "listener.name.secured.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512,OAUTHBEARER",

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -43,7 +43,7 @@ from penstock.admin.registry import RegistryApi
 from penstock.broker.access.checks import BROKER, Operation, authorize
 from penstock.broker.broker import Broker
 from penstock.clock import SystemClock
-from penstock.errors import PenstockError
+from penstock.errors import NotLeading, PenstockError
 from penstock.inspection import DissectorFactory
 from penstock.log.api import Engine
 from penstock.net.listener import cannot_listen
@@ -91,8 +91,12 @@ class AdminServer:
         sessions: Mapping[str, SessionStats],
         dissectors: Mapping[str, DissectorFactory] | None = None,
         around: Callable[[ASGIApp], ASGIApp] | None = None,
+        leader_url: Callable[[], str | None] | None = None,
     ) -> None:
-        """`dissectors`, by listener, decode what the protocol inspector shows. `around` wraps what answers requests."""
+        """`dissectors`, by listener, decode what the protocol inspector shows. `around` wraps what answers requests. `leader_url` is given
+        to a node of several: where the one that leads has its admin address, None while that is not known."""
+        self._broker = broker
+        self._leader_url = leader_url
         self.state: State = "starting"
         self._bind = parse_address(settings.bind)
         self._tls = settings.tls
@@ -206,7 +210,21 @@ class AdminServer:
         """Hand a request to what answers it. By the path as it was sent: names in it may have encoded slashes, and line ends."""
         path = scope["raw_path"] if scope["type"] == "http" else b""
         served = next((each for prefix, each in self._served.items() if path.startswith(prefix)), self._pages)
+        if served is not self._pages and self._leader_url is not None and not self._broker.leads:
+            served = self._elsewhere
         await served(scope, receive, send)
+
+    async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a client to the node that leads: it decides, and has what there is to see."""
+        url = None if self._leader_url is None else self._leader_url()
+        response: Response
+        if url is None:
+            error = NotLeading("this node does not lead, and no node with an admin address does; try again")
+            response = problem_response(problem_of(error))
+        else:
+            query = scope["query_string"].decode()
+            response = RedirectResponse(f"{url}{scope['raw_path'].decode()}{f'?{query}' if query else ''}", 307)
+        await response(scope, receive, send)
 
     def _probes(self) -> dict[str, Answer]:
         return {

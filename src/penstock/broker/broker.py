@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -45,6 +46,7 @@ from penstock.broker.groups.lag import LAGS_MAX, Lag, LagReport, Lags, RecordAge
 from penstock.broker.groups.monitoring import Monitoring
 from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.keyed_locks import KeyedLocks
+from penstock.broker.leading import Leader, Leading
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.part import Context
 from penstock.broker.pipelines import Pipelines
@@ -64,7 +66,7 @@ from penstock.broker.tracing import Tracing, ending, error_of_placed
 from penstock.broker.transactions.applications import Applications
 from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
-from penstock.errors import GroupNotFound, InvalidRequest, TopicExists, TopicNotFound
+from penstock.errors import GroupNotFound, InvalidRequest, NotLeading, TopicExists, TopicNotFound
 from penstock.log.api import Batch, Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo, follow_all
 from penstock.names import is_internal, validate_topic_name
 from penstock.workers import WorkerPool
@@ -154,45 +156,47 @@ class Broker:
         )
         self.pipelines = Pipelines(context)
         self.cache = Cache(clock=clock, limits=limits, access=self.access)
+        self.leader: Leader | None = None
+        """For a node that does not lead; given by who knows how to reach it."""
+        self.leading = Leading(
+            engine,
+            background,
+            followed=(self._accounts, self.api_keys),
+            tidied=(self._groups, self._registry),
+            led=(
+                self.coordinator,
+                self.producers,
+                self._applications,
+                self.transactions,
+                self.dead_letters,  # before anything is appended to the topics of dead letters
+                self.staging,
+                self.schedule,
+                self.subscriptions,
+                self.pipelines,
+            ),
+        )
 
     async def start(self) -> None:
         """Load what the broker keeps in the log. Raises where a part of that cannot be read."""
         check_topic_config(self.topic_defaults)
-        await self._accounts.start()
-        await self._groups.start()
-        await self.coordinator.start()
-        await self._registry.start()
-        await self.producers.start()
-        await self._applications.start()
-        await self.transactions.start()
-        await self.dead_letters.start()  # before anything is appended to the topics of dead letters
-        await self.staging.start()
-        await self.schedule.start()
-        await self.subscriptions.start()
-        await self.api_keys.start()
-        await self.pipelines.start()
+        await self.leading.start()
         self._stop_watching = self._engine.watch_topics(self._topic_changed)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node decides, of all that share the log."""
+        return self.leading.leads
 
     async def close(self) -> None:
         """Take no more commits and wait for those in flight. Work in threads is ended."""
         if self._stop_watching is not None:
             self._stop_watching()
+        await self.leading.stop_watching()
         self.workers.close()
         await self.background.finish()
-        await self.pipelines.close()
-        await self.api_keys.close()
-        await self.subscriptions.close()
-        await self.schedule.close()
-        await self.dead_letters.close()
-        await self.staging.close()
-        await self.transactions.close()
-        await self._applications.close()
+        await self.leading.close_led()
         await self._validation.close()
-        await self.producers.close()
-        await self._registry.close()
-        await self.coordinator.close()
-        await self._groups.close()
-        await self._accounts.close()
+        await self.leading.close_followed()
 
     # -- topics -----------------------------------------------------------------------------------------------------------
 
@@ -218,6 +222,8 @@ class Broker:
     @on_topic(Operation.DESCRIBE)
     async def follow_topic(self, principal: Principal, name: str) -> TopicDescription:
         """Describe a topic with the bounds of its partitions as they are now: `describe_topic` takes them as they are known here."""
+        if name not in self._engine.topics():
+            await self._engine.catch_up()
         info = self._topic(name)
         await follow_all(self._engine.partition(name, index) for index in range(info.config.partitions))
         return describe(self._engine, self._topic(name))
@@ -231,6 +237,8 @@ class Broker:
 
         Raises TopicExists, InvalidTopicName, InvalidRequest for settings out of bounds, LimitExceeded, SchemaNotFound.
         """
+        if not self._engine.leads and self._engine.deposed is None:
+            return await self._create_elsewhere(principal, name, config, schema)
         async with self._topic_changes.of(name):
             create = partial(self._create, principal, name, config)
             if schema is None:
@@ -246,9 +254,26 @@ class Broker:
             await self.background.complete(self._create_missing(principal, name))
 
     async def _create_missing(self, principal: Principal, name: str) -> None:
+        if not self._engine.leads and self._engine.deposed is None:
+            with suppress(TopicExists):
+                await self._create_elsewhere(principal, name, replace(self.topic_defaults, partitions=1), None)
+            return
         async with self._topic_changes.of(name):
             if name not in self._engine.topics():
                 await self._create(principal, name, replace(self.topic_defaults, partitions=1))
+
+    async def _create_elsewhere(
+        self, principal: Principal, name: str, config: TopicConfig, schema: str | None
+    ) -> TopicInfo:
+        """Have the node that leads create a topic. Raises TopicExists, NotLeading if that node cannot be asked, and what it refuses."""
+        await self._engine.catch_up()
+        if name in self._engine.topics():
+            raise TopicExists(f"topic {name} exists already: choose another name, or delete it first")
+        if self.leader is None:
+            raise NotLeading("this node does not lead, and does not know how to reach the one that does")
+        await self.leader.create_topic(principal, name, config, schema)
+        await self._engine.catch_up()
+        return self._topic(name)
 
     @on_topic(Operation.DELETE)
     @run_to_completion

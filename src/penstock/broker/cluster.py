@@ -1,20 +1,27 @@
-"""The cluster that a broker on the embedded log is: one node that leads every partition."""
+"""The cluster that a broker belongs to: one node that leads every partition, or the nodes that share a log in Apache Kafka.
+
+Of those every one serves every partition; the one that leads decides for all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple, NoReturn
 
 from penstock.broker.access.checks import Operation, Principal, on_broker
 from penstock.broker.part import Part
 from penstock.errors import NotSupported
+from penstock.log.api import NodeInfo
 from penstock.names import is_internal
 
 NAME: Final = "standalone"
+SHARED_NAME: Final = "kafka"
 
 
 class ClusterStatus(NamedTuple):
     name: str
-    nodes: int
+    nodes: Sequence[NodeInfo]
+    """Empty where the log is not shared: then this broker is the one node."""
     topics: int
     partitions: int
     partitions_failed: int
@@ -32,17 +39,23 @@ class Cluster(Part):
             for index in range(info.config.partitions)
         )
         visible = [info for info in infos if not is_internal(info.name)]
-        return ClusterStatus(NAME, 1, len(visible), sum(info.config.partitions for info in visible), failed)
+        nodes = self._engine.nodes()
+        name = SHARED_NAME if nodes else NAME
+        return ClusterStatus(name, nodes, len(visible), sum(info.config.partitions for info in visible), failed)
 
     @on_broker(Operation.ADMIN)
     def join(self, principal: Principal, peer: str) -> NoReturn:
-        raise NotSupported(f"this broker cannot join {peer or 'a cluster'}: {_WHY}")
+        raise NotSupported(f"this broker cannot join {peer or 'a cluster'}: {self._why()}")
 
     @on_broker(Operation.ADMIN)
     def leave(self, principal: Principal) -> NoReturn:
-        raise NotSupported(f"this broker cannot leave a cluster: {_WHY}")
+        raise NotSupported(f"this broker cannot leave a cluster: {self._why()}")
+
+    def _why(self) -> str:
+        return _WHY_SHARED if self._engine.nodes() else _WHY
 
 
+_WHY_SHARED: Final = "nodes join by the section [cluster] of their configuration, and leave when they are stopped, which passes on the lead"
 _WHY: Final = (
     "its log is embedded, which makes it the one node of its own cluster; the way to more nodes is the Kafka engine, which keeps the "
     "log in Apache Kafka"

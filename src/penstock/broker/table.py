@@ -50,6 +50,7 @@ from penstock.names import is_internal
 # is always on disk, whatever the default for user topics.
 TABLE_CONFIG: Final = TopicConfig(partitions=1, cleanup="compact", segment_bytes=16 << 20)
 KEY_BYTES_MAX: Final = 4 << 10
+AWAIT_LEADER_S: Final = 0.05
 VALUE_BYTES_MAX: Final = 1 << 20
 
 _log = structlog.get_logger(__name__)
@@ -60,10 +61,14 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 async def ensure_internal_topic(engine: Engine, topic: str, config: TopicConfig) -> Partition:
-    """Return partition 0 of an internal topic, which is created if it is missing."""
-    if topic not in engine.topics():
-        with suppress(TopicExists):  # another node was quicker
-            await engine.create_topic(topic, config)
+    """Return partition 0 of an internal topic. One that is missing is created by the node that leads, and awaited by the others."""
+    while topic not in engine.topics():
+        if engine.leads:
+            with suppress(TopicExists):  # another node was quicker
+                await engine.create_topic(topic, config)
+        else:
+            await asyncio.sleep(AWAIT_LEADER_S)
+            await engine.catch_up()
     return engine.partition(topic, 0)
 
 
@@ -115,9 +120,14 @@ class Table(Generic[_Key, _Value]):
         entries_max: int,
         value_bytes_max: int = VALUE_BYTES_MAX,
         on_change: Callable[[_Key, _Value | None], None] | None = None,
+        shared: bool = False,
         background: Background | None = None,
     ) -> None:
+        """A `shared` table is changed by every node, and of two changes of a key the last one in the log counts. Others are changed by the
+        node that leads."""
         assert is_internal(topic), f"table topic {topic} must be internal"
+        if shared:
+            engine.share(topic)
         self.topic = topic
         self._engine = engine
         self._partition: Partition | None = None
@@ -263,6 +273,28 @@ class Table(Generic[_Key, _Value]):
         self._applied_end = partition.committed_end
         self._partition = partition
         self._stop_watching = partition.watch(self._moved)
+
+    async def catch_up(self) -> None:
+        """Show every change that was answered, on any node, before the call. Raises what `Partition.follow` does."""
+        partition = self._partition
+        if partition is None:
+            return
+        await partition.follow()
+        shown: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def show(error: PenstockError | None) -> None:
+            if shown.cancelled():
+                return
+            if error is None:
+                shown.set_result(None)
+            else:
+                shown.set_exception(error)
+
+        nothing: PreparedChange[_Key, _Value] = PreparedChange(self, (), BatchFor(partition, Batch([])))
+        self.begin(nothing, show)
+        self.settle(nothing, None)
+        self._moved()
+        await shown
 
     def _moved(self) -> None:
         """The topic has grown: what was not applied when its answer came has to be read."""

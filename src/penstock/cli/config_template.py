@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.config import Config, Tls, Topic
 from penstock.config.listeners import FujinAlias
+from penstock.config.model import Cluster, ClusterTls
 from penstock.docstrings import field_docs
 from penstock.log.kafka.settings import KafkaSasl, KafkaTls
 from penstock.units import format_setting, format_size
@@ -36,6 +37,14 @@ OPTIONAL: dict[type[BaseModel], dict[str, str]] = {
     Tls: {"cert": "server.pem", "key": "server.key", "client_ca": "clients.pem"},
     KafkaTls: {"ca": "kafka-ca.pem", "cert": "penstock.pem", "key": "penstock.key"},
     KafkaSasl: {"mechanism": "SCRAM-SHA-512", "username": "penstock", "password": "...", "token_file": "token.jwt"},
+    Cluster: {
+        "bind": "127.0.0.1:9700",
+        "advertise": "node1.example",
+        "node": "node1",
+        "secret": "...",
+        "insecure": "false",
+    },
+    ClusterTls: {"cert": "node1.pem", "key": "node1.key", "ca": "nodes-ca.pem"},
 }
 """Sections that change something by being there, and what their settings look like."""
 TOPIC_EXAMPLE = {"name": '"orders"', "partitions": "3", "durability": '"fsync"', "retention_ms": '"7d"'}
@@ -62,7 +71,7 @@ def _section(path: str, kind: type[BaseModel]) -> str:
     for name, field in kind.model_fields.items():
         below = section_of(field)
         if below in OPTIONAL:
-            lines += [*_comment(_about(below)), f"# [{path}.{name}]"]
+            lines += [*_comment(_about(below)), f"# [{f'{path}.{name}'.strip('.')}]"]
             for key, text in field_docs(below).items():
                 lines += [*_comment(text), f'# {key} = "{OPTIONAL[below][key]}"']
             lines.append("")

@@ -78,7 +78,7 @@ def serve(
         settings=settings,
     )
     from penstock import logs
-    from penstock.server import run
+    from penstock.serving import run
 
     logs.configure(effective.logging.level, form=effective.logging.format)
     # Whoever started this may read the lines through a pipe: the port that was picked, and when it is ready.

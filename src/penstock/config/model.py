@@ -23,6 +23,7 @@ from penstock.config.listeners import (
     FlyMQListener,
     FujinListener,
     Listener,
+    QuicListener,
     RustLogListener,
     Tls,
 )
@@ -99,6 +100,54 @@ class Access(Section):
     """Anonymous clients may read and write public topics, and ACLs may make topics public."""
     default_public: bool = False
     """A topic without an ACL is public."""
+
+
+class ClusterTls(Section):
+    """`[cluster.tls]`: nodes prove to each other who they are. All three are PEM files."""
+
+    cert: ExpandedPath
+    """The certificate chain of this node, for the name in `advertise`."""
+    key: ExpandedPath
+    """The private key of the certificate."""
+    ca: ExpandedPath
+    """CA certificates of all nodes."""
+
+    @model_validator(mode="after")
+    def _files_exist(self) -> ClusterTls:
+        for name, path in (("cert", self.cert), ("key", self.key), ("ca", self.ca)):
+            if not path.is_file():
+                raise ValueError(f"{name} names {path}, which is not a file: create it or correct the path")
+        return self
+
+
+class Cluster(Section):
+    """`[cluster]`: this broker is one of several nodes on one Apache Kafka cluster. All nodes have the same `[kafka]`, `[access]`,
+    `[limits]` and `secret`, and every node has this section."""
+
+    bind: Bind = "127.0.0.1:9700"
+    """The address for connections of other nodes."""
+    advertise: str | None = None
+    """The name or address by which other nodes reach the listeners of this one. The host of `bind` if left out."""
+    node: str | None = Field(None, min_length=1, max_length=100)
+    """The name of this node; no other has it. Its advertised address if left out."""
+    secret: SecretStr = Field(min_length=16)
+    """What nodes know each other by, the same on all of them: at least 16 characters."""
+    tls: ClusterTls | None = None
+    insecure: bool = False
+    """Allow connections between machines without TLS."""
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Cluster:
+        if self.tls is None and not self.insecure and not is_loopback(parse_address(self.bind).host):
+            raise ValueError(
+                f'bind = "{self.bind}" can be reached from other machines without TLS: bind to 127.0.0.1, set tls.cert, tls.key and '
+                "tls.ca, or accept the risk with insecure = true"
+            )
+        if self.advertise is None and parse_address(self.bind).host in ("0.0.0.0", "::"):  # noqa: S104 - it is compared
+            raise ValueError(
+                f'bind = "{self.bind}" is every address of this machine: set advertise to the one by which other nodes reach it'
+            )
+        return self
 
 
 class Log(Section):
@@ -266,6 +315,7 @@ class Config(BaseSettings):
     access: Access = Access()
     log: Log = Log()
     kafka: KafkaSettings = KafkaSettings()
+    cluster: Cluster | None = None
     limits: Limits = Limits()
     subscriptions: Subscriptions = Subscriptions()
     logging: Logging = Logging()
@@ -292,6 +342,22 @@ class Config(BaseSettings):
             raise ValueError('engine = "kafka" needs a cluster: set kafka.bootstrap, as in ["127.0.0.1:9092"]')
         if self.engine == "embedded" and self.kafka.bootstrap:
             raise ValueError('kafka.bootstrap is set, but the log is in the data directory: set engine = "kafka" too')
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_share_a_log(self) -> Config:
+        if self.cluster is None:
+            return self
+        if self.engine != "kafka":
+            raise ValueError(
+                '[cluster] is for nodes that share a log in Apache Kafka: set engine = "kafka", or leave the section out'
+            )
+        for name, settings in self.listeners.enabled():
+            if isinstance(settings, QuicListener) and settings.tls is None:
+                raise ValueError(
+                    f"listeners.{name} needs tls.cert and tls.key in a cluster: a client that connects to any node has its TLS connection"
+                    " with the one that leads, so the certificate must be valid for the names of all nodes"
+                )
         return self
 
     @model_validator(mode="after")

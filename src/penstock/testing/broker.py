@@ -17,7 +17,8 @@ from penstock.config import Config
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.net.certificates import CERTIFICATE_FILE
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.server import QUIC_PROTOCOLS, Server
+from penstock.server import Server
+from penstock.session_sources import QUIC_PROTOCOLS
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock import logs
 from penstock.config import load_config
-from penstock.server import run
+from penstock.serving import run
 from penstock.testing.crashing import CrashDisk
 from penstock.testing.diskfaults import CountOperations, DiskFault, make_disk
 

@@ -19,6 +19,8 @@ import structlog
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     InvalidRequest,
+    NotLeading,
+    NotWritten,
     OffsetOutOfRange,
     OutcomeUnknown,
     PenstockError,
@@ -34,6 +36,7 @@ from penstock.log.api import (
     Engine,
     EngineStats,
     LateBatch,
+    NodeInfo,
     OnAllAppended,
     OnAppended,
     Partition,
@@ -43,6 +46,7 @@ from penstock.log.api import (
 )
 from penstock.log.block import Block
 from penstock.log.watchers import Watchers
+from penstock.names import is_internal
 from penstock.testing.shared_log import SharedLog, StoredPartition
 
 TURNS_MAX: Final = 3
@@ -239,6 +243,8 @@ class SharedEngine(Engine):
         self._heard: dict[str, None] = {}
         """Topics that changed, and that this engine has not looked at yet."""
         self._lost: deque[bool] = deque()
+        self._node_watchers: Watchers[[]] = Watchers("nodes")
+        self._shared: set[str] = set()
         self._turning = False
         self._idle: asyncio.Future[None] | None = None
 
@@ -247,6 +253,7 @@ class SharedEngine(Engine):
         await self.pause()
         for name in self.log.topics:
             self._learn(name)
+        self.log.join(self, self._nodes_changed)
         self.log.topic_watchers.append(self._hear)
         self.log.append_watchers.append(self._appended)
 
@@ -254,11 +261,48 @@ class SharedEngine(Engine):
         if self.closing:
             return
         self.closing = True
+        self.log.leave(self)
         if self._turning:
             self._idle = self._loop.create_future()
             await self._idle
         self.log.topic_watchers.remove(self._hear)
         self.log.append_watchers.remove(self._appended)
+
+    # -- nodes ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        return self.log.leads(self)
+
+    @property
+    def deposed(self) -> str | None:
+        return "another node leads now" if self.log.was_deposed(self) else None
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        return [NodeInfo(f"node {id(each)}", {}, self.log.leads(each)) for each in self.log.members]
+
+    def watch_nodes(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._node_watchers.add(callback)
+
+    def _nodes_changed(self) -> None:
+        self._loop.call_soon(self._node_watchers.notify)
+
+    def share(self, topic: str) -> None:
+        self._shared.add(topic)
+
+    async def catch_up(self) -> None:
+        await self.pause()
+        for name in list(self._heard):
+            self._learn(name)
+
+    def _why_not_ours(self, parts: Sequence[BatchFor]) -> PenstockError | None:
+        """Why this node may not append to these partitions."""
+        if self.deposed is not None:
+            return NotWritten(f"nothing was written: {self.deposed}")
+        topics = [part.partition.topic for part in parts]
+        if not self.leads and (len(topics) > 1 or (is_internal(topics[0]) and topics[0] not in self._shared)):
+            return NotLeading("this node does not lead")
+        return None
 
     # -- chance ---------------------------------------------------------------------------------------------------------------
 
@@ -341,6 +385,10 @@ class SharedEngine(Engine):
         if self.closing:
             raise ShuttingDown("the broker is stopping; send again when it is back")
         await self.pause()
+        if self.deposed is not None:
+            raise NotWritten(f"nothing was written: {self.deposed}")
+        if not self.leads:
+            raise NotLeading("this node does not lead")
 
     # -- appending ------------------------------------------------------------------------------------------------------------
 
@@ -353,6 +401,7 @@ class SharedEngine(Engine):
         for part in parts:
             _ = part.batch.size_bytes  # raises for a bug of the caller
         refusal = next((refusal for part in parts if (refusal := _ours(part.partition).refusal())), None)
+        refusal = refusal or self._why_not_ours(parts)
         if refusal is not None:
             self._loop.call_soon(done, refusal)
             return
@@ -404,6 +453,9 @@ class SharedEngine(Engine):
             append.error = self._unknown(append.parts, stored=lost)
         self._stored.append(append)
         if lost is False:
+            return
+        append.error = append.error or self._why_not_ours(append.parts)
+        if isinstance(append.error, NotWritten | NotLeading):
             return
         try:
             encoded = self._encoded(append.parts)

@@ -76,14 +76,48 @@ class StoredPartition:
 
 
 class SharedLog:
-    """Topics and their partitions. `watchers` are told the name of each topic that changes, and the partition of each append."""
+    """Topics and their partitions. `watchers` are told the name of each topic that changes, and the partition of each append.
 
-    def __init__(self) -> None:
+    If it `elects`, the engine that has been there for longest leads, until it leaves or is deposed. Otherwise all do.
+    """
+
+    def __init__(self, *, elects: bool = False) -> None:
+        self.elects = elects
+        self.members: dict[object, Callable[[], None]] = {}
+        """The engines that share the log, the one that leads first, and what tells each that this has changed."""
+        self._deposed: set[object] = set()
         self.topics: dict[str, TopicInfo] = {}
         self.partitions: dict[str, list[StoredPartition]] = {}
         """By topic id."""
         self.topic_watchers: list[Callable[[str], None]] = []
         self.append_watchers: list[Callable[[StoredPartition], None]] = []
+
+    # -- nodes ----------------------------------------------------------------------------------------------------------------
+
+    def join(self, engine: object, changed: Callable[[], None]) -> None:
+        self.members[engine] = changed
+        self._tell_members()
+
+    def leave(self, engine: object) -> None:
+        if self.members.pop(engine, None) is not None:
+            self._tell_members()
+
+    def depose(self, engine: object) -> None:
+        """Take an engine for dead. It is told nothing, and finds out when it writes."""
+        self._deposed.add(engine)
+        self.leave(engine)
+
+    def leads(self, engine: object) -> bool:
+        return not self.elects or next(iter(self.members), None) is engine
+
+    def was_deposed(self, engine: object) -> bool:
+        return engine in self._deposed
+
+    def _tell_members(self) -> None:
+        for changed in self.members.values():
+            changed()
+
+    # -- topics ---------------------------------------------------------------------------------------------------------------
 
     def create(self, name: str, config: TopicConfig, now_ms: int) -> TopicInfo:
         if name in self.topics:

@@ -62,6 +62,7 @@ NOT_OPERATIONS = {
     "api_keys.start",
     "api_keys.close",
     "api_keys.authenticate",
+    "api_keys.catch_up",
     "api_keys.is_valid",
     "api_keys.roles_of",
     "pipelines.start",

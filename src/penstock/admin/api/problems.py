@@ -41,6 +41,7 @@ STATUSES: Final[Mapping[type[errors.PenstockError], HTTPStatus]] = {
     errors.UserExists: HTTPStatus.CONFLICT,
     errors.NoSpace: HTTPStatus.INSUFFICIENT_STORAGE,
     errors.ShuttingDown: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.NotLeading: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 """An error that is not here has the status of the nearest class above it that is."""
 

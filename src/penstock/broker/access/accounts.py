@@ -52,6 +52,9 @@ class Accounts:
         await self.directory.start()
         await self.audit.start()
 
+    async def catch_up(self) -> None:
+        await self.directory.catch_up()
+
     async def close(self) -> None:
         self.users.close()
         await self.audit.close()

@@ -82,6 +82,9 @@ class ApiKeys(Part):
     async def start(self) -> None:
         await self._table.load()
 
+    async def catch_up(self) -> None:
+        await self._table.catch_up()
+
     async def close(self) -> None:
         await self._table.close()
 

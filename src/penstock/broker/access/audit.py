@@ -145,6 +145,7 @@ class _Trail:
         self._failing = False
 
     async def start(self) -> None:
+        self._engine.share(self.topic)  # every node notes what it saw
         self._partition = await ensure_internal_topic(self._engine, self.topic, AUDIT_CONFIG)
 
     async def written(self) -> None:

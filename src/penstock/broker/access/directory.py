@@ -171,6 +171,9 @@ class Directory:
         for table in (self.users, self.roles, self.acls):
             await table.load()
 
+    async def catch_up(self) -> None:
+        await asyncio.gather(*(table.catch_up() for table in (self.users, self.roles, self.acls)))
+
     async def close(self) -> None:
         for table in (self.users, self.roles, self.acls):
             await table.close()

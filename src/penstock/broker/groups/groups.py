@@ -142,10 +142,17 @@ class Groups:
             background=background,
             value_bytes_max=OFFSET_BYTES_MAX,
             on_change=self._changed,
+            shared=True,
         )
 
     async def start(self) -> None:
         await self._table.load()
+
+    async def catch_up(self) -> None:
+        await self._table.catch_up()
+
+    async def lead(self) -> None:
+        """Delete and move back what a crash or another node has left."""
         await self._delete_leftovers([key for key, entry in self._table.items() if not self._counts(key.topic, entry)])
         await self._move_back_to_cuts()
 

@@ -149,6 +149,13 @@ class Registry:
         await self._table.load()
         if self._schemas:
             await _import_libraries()
+
+    async def catch_up(self) -> None:
+        await self._table.catch_up()
+
+    async def lead(self) -> None:
+        """Complete and delete what a crash or another node has left."""
+        if self._schemas:
             await self._give_ids()
         topics = self._engine.topics()
         for topic, binding in list(self._bindings.items()):

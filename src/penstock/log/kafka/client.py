@@ -1,4 +1,5 @@
-"""Connections to a cluster, its metadata, and the requests that this engine makes. The only module that knows the Kafka library.
+"""Connections to a cluster, its metadata, and the requests that this engine makes. The only module that knows the Kafka library, but
+for `requests`.
 
 Kafka answers a connection in the order of its requests, so a request that waits holds up those behind it: each purpose has connections of
 its own (`Purpose`). A request is answered, or fails with `Unanswered`, which does not say whether it was carried out; an answer that is an
@@ -33,14 +34,15 @@ try:
         DeleteTopicsRequest,
         DescribeConfigsRequest,
     )
-    from aiokafka.protocol.api import Request, RequestStruct, Response
     from aiokafka.protocol.fetch import FetchRequest
+    from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
     from aiokafka.protocol.metadata import MetadataRequest
     from aiokafka.protocol.offset import OffsetRequest
     from aiokafka.protocol.produce import ProduceRequest
     from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
-    from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Int64, Schema, String
     from aiokafka.record.default_records import DefaultRecordBatch
+
+    from penstock.log.kafka.requests import DescribeLogDirs, IncrementalAlterConfigs
 except ImportError as error:
     raise ConfigError(
         f'engine = "kafka" needs packages that are not installed ({error.name}): run pip install "penstock[kafka]"'
@@ -67,6 +69,7 @@ class Purpose(IntEnum):
     COORDINATE = 4
     ADMIN = 5
     READ = 6
+    MEMBER = 6 + READ_CONNECTIONS
 
 
 class Produced(NamedTuple):
@@ -84,6 +87,15 @@ class Fetched(NamedTuple):
     start_offset: int
     aborted: Sequence[tuple[int, int]]
     """Producer ids, each with the offset at which its transaction begins."""
+
+
+class Joined(NamedTuple):
+    """A member of a group, and a generation of the group that it belongs to."""
+
+    member: str
+    generation: int
+    members: Mapping[str, bytes]
+    """What every member said of itself, by its id: told to the one that shares out, which this member is if there are any."""
 
 
 class ProducerId(NamedTuple):
@@ -328,7 +340,7 @@ class KafkaClient:
     async def set_configs(self, topic: str, configs: Mapping[str, str]) -> None:
         """Set some settings of a topic and leave the others as they are."""
         changes = [(name, _SET, value) for name, value in configs.items()]
-        answer = await self._ask_controller(_IncrementalAlterConfigs([(_TOPIC_RESOURCE, topic, changes)]))
+        answer = await self._ask_controller(IncrementalAlterConfigs([(_TOPIC_RESOURCE, topic, changes)]))
         code, message, *_ = answer.resources[0]
         _raise_fault(code, message)
 
@@ -354,7 +366,7 @@ class KafkaClient:
         """How many bytes each partition takes: of its replicas the largest."""
         found: dict[Place, int] = {}
         for node in self.nodes():
-            answer = await self._ask(node, _DescribeLogDirs(), Purpose.ADMIN)
+            answer = await self._ask(node, DescribeLogDirs(), Purpose.ADMIN)
             for code, _, topics in answer.results:
                 for topic, partitions in topics if not code else ():
                     for index, size, *_ in partitions:
@@ -377,6 +389,12 @@ class KafkaClient:
         self._raise_coordinator_fault(transactional_id, answer.error_code)
         return ProducerId(answer.producer_id, answer.producer_epoch)
 
+    async def new_producer(self, timeout_ms: int) -> ProducerId:
+        """Return an id that nobody has, for appends that are no transactions."""
+        answer = await self._ask(self.any_node(), InitProducerIdRequest(None, timeout_ms), Purpose.COORDINATE)
+        _raise_fault(answer.error_code)
+        return ProducerId(answer.producer_id, answer.producer_epoch)
+
     async def add_to_transaction(self, transactional_id: str, producer: ProducerId, places: Sequence[Place]) -> None:
         """Begin a transaction on these partitions, or add them to the one that was begun."""
         topics: dict[str, list[int]] = {}
@@ -394,26 +412,81 @@ class KafkaClient:
         answer = await self._coordinated(transactional_id, EndTxnRequest(transactional_id, *producer, commit))
         self._raise_coordinator_fault(transactional_id, answer.error_code)
 
-    async def _coordinated(self, transactional_id: str, request: Any) -> Any:
-        node = self._coordinators.get(transactional_id)
+    async def _coordinated(
+        self,
+        name: str,
+        request: Any,
+        kind: CoordinationType = CoordinationType.TRANSACTION,
+        purpose: Purpose = Purpose.COORDINATE,
+    ) -> Any:
+        """Ask the coordinator of a transactional id, or of a group."""
+        node = self._coordinators.get(name)
         if node is None:
             try:
-                node = await self._client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id)
+                node = await self._client.coordinator_lookup(kind, name)
             except errors.BrokerResponseError as error:
                 raise KafkaFault(error.errno) from error
             except (errors.KafkaError, OSError, TimeoutError, KeyError, AttributeError, AssertionError) as error:
                 raise Unanswered(str(error) or type(error).__name__) from error
-            self._coordinators[transactional_id] = node
+            self._coordinators[name] = node
         try:
-            return await self._ask(node, request, Purpose.COORDINATE)
+            return await self._ask(node, request, purpose)
         except Unanswered:
-            self._coordinators.pop(transactional_id, None)
+            self._coordinators.pop(name, None)
             raise
 
-    def _raise_coordinator_fault(self, transactional_id: str, code: int) -> None:
+    def _raise_coordinator_fault(self, name: str, code: int) -> None:
         if code in {Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE, Code.COORDINATOR_LOAD_IN_PROGRESS}:
-            self._coordinators.pop(transactional_id, None)
+            self._coordinators.pop(name, None)
         _raise_fault(code)
+
+    # -- groups --------------------------------------------------------------------------------------------------------------
+
+    async def join_group(
+        self, group: str, member: str, protocol: str, metadata: bytes, session_ms: int, rebalance_ms: int
+    ) -> Joined:
+        """Join a group, or say so again; answered once every member has. `member` is empty for a new one."""
+        while True:
+            request = JoinGroupRequest(
+                group,
+                session_ms,
+                rebalance_ms,
+                member,
+                None,  # the library passes it on, and Kafka takes it for a member that may change
+                protocol,
+                [(protocol, metadata)],
+            )
+            answer = await self._in_group(group, request)
+            if answer.error_code != Code.MEMBER_ID_REQUIRED:
+                break
+            member = answer.member_id
+        self._raise_coordinator_fault(group, answer.error_code)
+        members = {each[0]: each[-1] for each in answer.members}
+        return Joined(answer.member_id, answer.generation_id, members)
+
+    async def sync_group(self, group: str, joined: Joined, assignments: Mapping[str, bytes]) -> bytes:
+        """Share out, if this member was told of all; returns what was given to it."""
+        request = SyncGroupRequest(
+            group,
+            joined.generation,
+            joined.member,
+            None,
+            list(assignments.items()),
+        )
+        answer = await self._in_group(group, request)
+        self._raise_coordinator_fault(group, answer.error_code)
+        return bytes(answer.member_assignment)
+
+    async def heartbeat(self, group: str, joined: Joined) -> None:
+        answer = await self._in_group(group, HeartbeatRequest(group, joined.generation, joined.member))
+        self._raise_coordinator_fault(group, answer.error_code)
+
+    async def leave_group(self, group: str, member: str) -> None:
+        answer = await self._in_group(group, LeaveGroupRequest(group, member))
+        self._raise_coordinator_fault(group, answer.error_code)
+
+    async def _in_group(self, group: str, request: Any) -> Any:
+        return await self._coordinated(group, request, CoordinationType.GROUP, Purpose.MEMBER)
 
 
 def _raise_fault(code: int, message: str | None = None) -> None:
@@ -452,97 +525,3 @@ class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
     async def token(self) -> str:
         text: str = await asyncio.get_running_loop().run_in_executor(None, self._file.read_text)
         return text.strip()
-
-
-# -- requests that the library does not have -----------------------------------------------------------------------------------
-
-
-class _IncrementalAlterConfigsResponse(Response):  # type: ignore[misc]
-    API_KEY = 44
-    API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "resources",
-            Array(
-                ("error_code", Int16),
-                ("error_message", String("utf-8")),
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-            ),
-        ),
-    )
-
-
-class _IncrementalAlterConfigsStruct(RequestStruct):  # type: ignore[misc]
-    API_KEY = 44
-    API_VERSION = 0
-    RESPONSE_TYPE = _IncrementalAlterConfigsResponse
-    SCHEMA = Schema(
-        (
-            "resources",
-            Array(
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-                (
-                    "configs",
-                    Array(("name", String("utf-8")), ("operation", Int8), ("value", String("utf-8"))),
-                ),
-            ),
-        ),
-        ("validate_only", Boolean),
-    )
-
-
-class _IncrementalAlterConfigs(Request[_IncrementalAlterConfigsStruct]):  # type: ignore[misc]
-    API_KEY = 44
-
-    def __init__(self, resources: Sequence[Any]) -> None:
-        self._resources = resources
-
-    def build(self, request_struct_class: Any) -> Any:
-        return request_struct_class(self._resources, False)
-
-
-class _DescribeLogDirsResponse(Response):  # type: ignore[misc]
-    API_KEY = 35
-    API_VERSION = 1
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "results",
-            Array(
-                ("error_code", Int16),
-                ("log_dir", String("utf-8")),
-                (
-                    "topics",
-                    Array(
-                        ("name", String("utf-8")),
-                        (
-                            "partitions",
-                            Array(
-                                ("partition_index", Int32),
-                                ("partition_size", Int64),
-                                ("offset_lag", Int64),
-                                ("is_future_key", Boolean),
-                            ),
-                        ),
-                    ),
-                ),
-            ),
-        ),
-    )
-
-
-class _DescribeLogDirsStruct(RequestStruct):  # type: ignore[misc]
-    API_KEY = 35
-    API_VERSION = 1
-    RESPONSE_TYPE = _DescribeLogDirsResponse
-    SCHEMA = Schema(("topics", Array(("topic", String("utf-8")), ("partitions", Array(Int32)))))
-
-
-class _DescribeLogDirs(Request[_DescribeLogDirsStruct]):  # type: ignore[misc]
-    API_KEY = 35
-
-    def build(self, request_struct_class: Any) -> Any:
-        return request_struct_class(None)

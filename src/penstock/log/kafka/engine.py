@@ -1,7 +1,9 @@
 """The engine on Apache Kafka: opens the log, hands out partitions, and makes several appends one.
 
 It keeps nothing on this machine: topics are topics of Kafka, records are records of Kafka, and what the broker needs to know beyond that is
-in a table of topics. One node at a time uses the topics behind a prefix (`lock`).
+in a table of topics. One node at a time decides for the topics behind a prefix (`lock`). An engine that is given the name of a node shares
+them with others: the nodes choose one that leads (`membership`), and the rest follow the table of topics. An engine without one claims the
+lead for itself.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from penstock.background import Background, Loop, run_to_completion
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     InvalidRequest,
+    NotLeading,
     NotWritten,
     OffsetOutOfRange,
     PenstockError,
@@ -29,6 +32,7 @@ from penstock.log.api import (
     Engine,
     EngineStats,
     LateBatch,
+    NodeInfo,
     OnAllAppended,
     TopicConfig,
     TopicInfo,
@@ -38,16 +42,18 @@ from penstock.log.kafka.client import KafkaClient
 from penstock.log.kafka.faults import KafkaFault, Unanswered
 from penstock.log.kafka.follower import Follower
 from penstock.log.kafka.importing import KafkaImport
-from penstock.log.kafka.lock import CHECK_S, KEEP_S, NodeLock
+from penstock.log.kafka.lock import CHECK_S, KEEP_S, TRANSACTION_MS, NodeLock
+from penstock.log.kafka.membership import Membership, leader_of
 from penstock.log.kafka.names import OWNED
 from penstock.log.kafka.partition import KafkaPartition
-from penstock.log.kafka.reader import Reader
+from penstock.log.kafka.reader import RETRY_S_MAX, Reader
 from penstock.log.kafka.sender import Sender
 from penstock.log.kafka.settings import KafkaSettings
 from penstock.log.kafka.topics import REPLICATION, StoredTopic, TopicStore
 from penstock.log.kafka.transactions import Transactions
 from penstock.log.tail import TailBudget
 from penstock.log.watchers import Watchers
+from penstock.names import is_internal
 
 LOOK_S: Final = 30.0
 """How often Kafka is asked for topics that others created or deleted, and for sizes."""
@@ -67,14 +73,23 @@ class KafkaEngine(Engine):
         role: Literal["serve", "import", "observe"] = "serve",
         clock: Clock | None = None,
         background: Background | None = None,
+        node: str | None = None,
         tail_bytes_per_partition: int = 4 << 20,
         tail_bytes_max: int = 256 << 20,
     ) -> None:
-        """To `import` is to fill the topics with another log, to `observe` is to read beside a node that serves them."""
+        """To `import` is to fill the topics with another log, to `observe` is to read beside a node that serves them. `node` is the name of
+        this node among others that share the log; without one it has the log for itself."""
         self.stats = EngineStats()
         self._role = role
         self.background = background or Background()
         self._settings = settings
+        self._node = node
+        self._membership: Membership | None = None
+        self._node_watchers: Watchers[[]] = Watchers("nodes")
+        self._shared: set[str] = set()
+        self._leads = False
+        self._catching_up = asyncio.Lock()
+        self._stop_following: Callable[[], None] | None = None
         self._clock = clock or SystemClock()
         self._client = KafkaClient(settings)
         self._tails = TailBudget(tail_bytes_max)
@@ -109,13 +124,20 @@ class KafkaEngine(Engine):
             self._running = [self._sender, self._transactions, self._follower]
             replication = settings.replication or min(REPLICATION, len(self._client.nodes()))
             self._store = TopicStore(self._client, self._reader, settings, self._clock, replication)
-            if self._role != "observe":
-                await self._take_over(prefix)
-            elif self._store.place[0] not in self._client.partition_counts():
+            if self._role == "observe" and self._store.place[0] not in self._client.partition_counts():
                 raise TopicNotFound(f"Kafka has no topic {self._store.place[0]!r}: no broker has kept its log there")
+            leads = self._role != "observe" and (self._node is None or await self._joined(self._node))
+            if leads:
+                await self._take_over(prefix)
+            elif self._role != "observe":
+                self._sender.producer = await self._reader.patiently(
+                    "getting a producer id", lambda: self._client.new_producer(TRANSACTION_MS)
+                )
             table = self._make_partition("topics", 0, self._store.place, TopicConfig(cleanup="compact"))
+            table.claimed = True
             self._table = table
-            load = self._store.observe if self._role == "observe" else self._store.load
+            self._leads = leads
+            load = self._store.observe if self._role == "observe" else self._store.load if leads else self._store.follow
             for topic in (await load(table)).values():
                 self._open(topic)
             await self._follow_all()
@@ -124,7 +146,13 @@ class KafkaEngine(Engine):
             if isinstance(error, KafkaFault):
                 raise Unreachable(f"Kafka refuses what this node needs to start: {error}") from error
             raise
-        log.info("kafka_opened", brokers=len(self._client.nodes()), replication=replication, topics=len(self._topics))
+        log.info(
+            "kafka_opened",
+            brokers=len(self._client.nodes()),
+            replication=replication,
+            topics=len(self._topics),
+            leads=self._leads,
+        )
         self._started = True
         if self._role == "observe":
             return
@@ -132,6 +160,103 @@ class KafkaEngine(Engine):
             self.background.loop("kafka claim", self._check_lock, first_s=CHECK_S),
             self.background.loop("kafka topics", self.look_around, first_s=0, retry_s_max=LOOK_S),
         ]
+        if self._node is not None:
+            self._leading = self.background.loop("kafka lead", self._look_at_lead, first_s=0)
+            self._loops.append(self._leading)
+        if not self._leads:
+            self._following = self.background.loop("kafka table of topics", self._follow_topics, first_s=0)
+            self._loops.append(self._following)
+            self._stop_following = table.watch(self._following.wake)
+
+    # -- nodes -------------------------------------------------------------------------------------------------------------
+
+    async def _joined(self, node: str) -> bool:
+        """Join the other nodes; returns whether this one is to lead. If not, another has made the table of topics."""
+        self._membership = Membership(
+            self._client,
+            self._settings.topic_prefix,
+            node,
+            self._clock.now_ms(),
+            self._membership_changed,
+            self.background,
+        )
+        await self._membership.join()
+        while not self._membership.leads and self._store.place[0] not in self._client.partition_counts():
+            await asyncio.sleep(RETRY_S_MAX)
+            await self._client.refresh()
+        return self._membership.leads
+
+    def _membership_changed(self) -> None:
+        if self._loops:
+            self._leading.wake()
+            self._node_watchers.notify()
+
+    async def _look_at_lead(self) -> None:
+        """Begin to lead, or cease to, if that was decided."""
+        assert self._membership is not None
+        if self._leads and self._membership.lost is not None:
+            self._sender.fence(f"this node does not lead any more: {self._membership.lost}")
+        elif not self._leads and self._membership.leads:
+            await self._begin_to_lead()
+
+    async def _begin_to_lead(self) -> None:
+        """Fence who led before, complete what that node was about, and write from now on what the others follow."""
+        assert self._table is not None
+        log.info("begins_to_lead", node=self._node)
+        async with self._changing, self._catching_up:
+            await self._client.refresh()
+            await self._take_over(self._settings.topic_prefix)
+            if self._stop_following is not None:
+                self._stop_following()
+                self._stop_following = None
+            topics = await self._store.load(self._table)
+            for name, known in list(self._stored.items()):
+                if name not in topics or topics[name].info.id != known.info.id:
+                    self._forget(name)
+            for topic in topics.values():
+                self._open(topic)
+            self._leads = True
+        self._node_watchers.notify()
+
+    async def _follow_topics(self) -> None:
+        """Show what the node that leads has changed."""
+        async with self._catching_up:
+            if self._leads or self._closing:
+                return
+            for name, topic in (await self._store.news()).items():
+                known = self._stored.get(name)
+                if known is not None and (topic is None or topic.info.id != known.info.id):
+                    self._forget(name)
+                if topic is not None:
+                    self._open(topic)
+
+    @property
+    def leads(self) -> bool:
+        return self._leads and self._fenced is None
+
+    @property
+    def deposed(self) -> str | None:
+        return self._fenced
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        return () if self._membership is None else self._membership.nodes
+
+    def watch_nodes(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._node_watchers.add(callback)
+
+    def announce(self, addresses: Mapping[str, str]) -> None:
+        if self._membership is not None:
+            self._membership.announce(addresses)
+
+    def share(self, topic: str) -> None:
+        self._shared.add(topic)
+        for partition in self._partitions.get(topic, ()):
+            partition.claimed = False
+
+    async def catch_up(self) -> None:
+        if not self._leads and self._table is not None:
+            await self._table.follow()
+            await self._follow_topics()
 
     async def _take_over(self, prefix: str) -> None:
         """From here on a node that was here before writes nothing that matters."""
@@ -153,7 +278,14 @@ class KafkaEngine(Engine):
                 f"Kafka does not let this node claim its topics ({fault}): it needs the rights to create and write topics that begin"
                 f" with {prefix + OWNED!r}, and to use transactional ids that begin with {prefix + 'penstock.'!r}"
             ) from fault
-        self._sender.producer = self._lock.producer
+        self._sender.claim = self._lock.producer
+        if self._node is None:
+            self._sender.producer = self._lock.producer
+        elif self._sender.producer.id < 0:
+            self._sender.producer = await self._reader.patiently(
+                "getting a producer id", lambda: self._client.new_producer(TRANSACTION_MS)
+            )
+        self._sender.leads = True
         self._kept_at = asyncio.get_running_loop().time()
 
     async def _follow_all(self) -> None:
@@ -182,6 +314,8 @@ class KafkaEngine(Engine):
 
     async def _release(self) -> None:
         """End everything that runs, as far as the start came."""
+        if self._membership is not None:
+            await self._membership.leave()
         for part in self._running:
             await part.stop()
         partitions = [partition for parts in self._partitions.values() for partition in parts]
@@ -198,12 +332,13 @@ class KafkaEngine(Engine):
                 partition.fail(reason)
                 if not partition.busy:
                     self._sender.refuse_queued(partition)
+        self._node_watchers.notify()
 
     async def _check_lock(self) -> float:
         """Find out that another node has taken over, even if nothing is written here."""
         now = asyncio.get_running_loop().time()
         try:
-            if self._fenced is None:
+            if self._leads and self._fenced is None:
                 if now - self._kept_at > KEEP_S:
                     await self._lock.fence([self._store.place])
                     self._kept_at = now
@@ -218,7 +353,7 @@ class KafkaEngine(Engine):
         """See what others have created and deleted, and how large partitions are."""
         if await self._client.refresh() and self._fenced is None:
             async with self._changing:
-                if not self._closing:
+                if self._leads and not self._closing:
                     for topic in (await self._store.adopt(self._stored)).values():
                         self._open(topic)
                     await self._drop_vanished()
@@ -269,7 +404,7 @@ class KafkaEngine(Engine):
         return parts[index]
 
     def _make_partition(self, name: str, index: int, place: tuple[str, int], config: TopicConfig) -> KafkaPartition:
-        return KafkaPartition(
+        partition = KafkaPartition(
             name,
             index,
             place,
@@ -280,6 +415,8 @@ class KafkaEngine(Engine):
             tails=self._tails,
             tail_bytes=self._tail_bytes,
         )
+        partition.claimed = is_internal(name) and name not in self._shared
+        return partition
 
     def _open(self, topic: StoredTopic, *, created: bool = False) -> None:
         """Serve a topic, or what is new of it."""
@@ -311,6 +448,8 @@ class KafkaEngine(Engine):
             raise ShuttingDown("the broker is stopping; send again when it is back")
         if self._fenced is not None:
             raise NotWritten(self._fenced)
+        if not self._leads:
+            raise NotLeading(f"this node does not lead: {leader_of(self.nodes())} does")
 
     def _topic(self, name: str) -> StoredTopic:
         self._check_writable()
@@ -411,7 +550,10 @@ class KafkaEngine(Engine):
                 asyncio.get_running_loop().call_soon(done, refusal)
                 return
         partition, batch = parts[0]
-        if len(parts) == 1 and not isinstance(batch, LateBatch):
+        if not self._leads and len(parts) > 1:
+            error = NotLeading(f"this node does not lead: {leader_of(self.nodes())} does")
+            asyncio.get_running_loop().call_soon(done, error)
+        elif len(parts) == 1 and not isinstance(batch, LateBatch):
             partition.append(batch, lambda result: done(result if isinstance(result, PenstockError) else [result]))
         else:
             self._sender.append_atomic(parts, done)

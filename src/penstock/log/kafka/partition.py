@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import (
     CorruptBlock,
     InvalidRequest,
+    NotLeading,
     NotWritten,
     OffsetOutOfRange,
     PenstockError,
@@ -65,6 +66,8 @@ class KafkaPartition(Partition):
         self.busy = False
         """Whether a batch is in flight; what was appended meanwhile waits in the queue."""
         self.sequence = 0
+        self.claimed = False
+        """Whether only the node that leads writes here."""
         self.position = 0
         self.watchers: Watchers[[]] = Watchers(self)
         self._reader = reader
@@ -139,6 +142,10 @@ class KafkaPartition(Partition):
         """Why an append made now would not be taken."""
         if self._closed is not None:
             return self._gone()
+        if self.claimed and not self._sender.leads:
+            return NotLeading(
+                f"nothing was written, because this node does not lead and {self} is written by the one that does"
+            )
         if self._failure is not None:
             return NotWritten(f"nothing was written, because the partition has failed: {self._failure}")
         if batch is not None and self.config.cleanup == "compact" and not _all_have_keys(batch):

@@ -78,7 +78,11 @@ class Sender:
         self, client: KafkaClient, transactions: Transactions, clock: Clock, stats: EngineStats, append_s_max: float
     ) -> None:
         self.producer = ProducerId(-1, -1)
-        """Of plain appends: that of the node's lock, so that they are refused once another node has taken it."""
+        """Of plain appends."""
+        self.claim = ProducerId(-1, -1)
+        """Of those to partitions that only the node that leads writes to: that of its lock, so that they are refused once another node
+        has taken it."""
+        self.leads = False
         self._client = client
         self._transactions = transactions
         self._clock = clock
@@ -235,7 +239,8 @@ class Sender:
     def _encode(self, partition: KafkaPartition, appends: Sequence[Pending], now_ms: int) -> tuple[Batch, bytes]:
         batch = join_batches([_given(pending) for pending in appends])
         compress = partition.config.compression == "zstd"
-        return batch, encode_batch(batch, now_ms, self.producer, partition.sequence, compress=compress)
+        producer = self.claim if partition.claimed else self.producer
+        return batch, encode_batch(batch, now_ms, producer, partition.sequence, compress=compress)
 
     def _put_back(self, partition: KafkaPartition, appends: Sequence[Pending]) -> None:
         """One of them is at fault: each is sent by itself."""
@@ -413,12 +418,13 @@ class Sender:
         for pending in flight.appends:
             self._answer(pending, error)
 
-    def fence(self) -> None:
-        """Another node has taken over: write nothing more."""
+    def fence(
+        self,
+        why: str = "another Penstock node has taken over this cluster, so this one writes nothing more: stop one of them",
+    ) -> None:
+        """Write nothing more."""
         if self._fenced is None:
-            self._fenced = (
-                "another Penstock node has taken over this cluster, so this one writes nothing more: stop one of them"
-            )
+            self._fenced = why
             self.on_fenced(self._fenced)
 
     # -- atomic appends ----------------------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class TopicStore:
         self._replication = replication
         self.place: Place = (settings.topic_prefix + TOPICS_TABLE, 0)
         self._partition: KafkaPartition | None = None
+        self._read_to = 0
 
     async def open(self) -> None:
         """Create the table where there is none."""
@@ -91,8 +92,7 @@ class TopicStore:
 
     async def load(self, partition: KafkaPartition) -> dict[str, StoredTopic]:
         """Read the table, complete what was cut short, and adopt what others created; returns the topics by name."""
-        self._partition = partition
-        rows = await _read_table(partition)
+        rows = {name: row for name, row in (await self._read(partition)).items() if row is not None}
         await self._see({row.kafka for row in rows.values() if row.change is None})
         topics: dict[str, StoredTopic] = {}
         for name, row in rows.items():
@@ -106,13 +106,55 @@ class TopicStore:
 
     async def observe(self, partition: KafkaPartition) -> dict[str, StoredTopic]:
         """Read the table and change nothing; returns the topics by name that nobody is creating or deleting."""
-        rows = await _read_table(partition)
+        rows = await self._read(partition)
         exists = self._client.partition_counts().keys()
         return {
             name: _stored(name, row)
             for name, row in rows.items()
-            if row.change not in {"create", "delete"} and row.kafka in exists
+            if row is not None and row.change not in {"create", "delete"} and row.kafka in exists
         }
+
+    async def follow(self, partition: KafkaPartition) -> dict[str, StoredTopic]:
+        """Read the table where another node writes it; returns the topics by name. `news` has what is changed from now on."""
+        return {name: topic for name, topic in (await self._changes(await self._read(partition))).items() if topic}
+
+    async def news(self) -> dict[str, StoredTopic | None]:
+        """The topics whose change another node has completed since they were last read, by name; None for those that are gone."""
+        assert self._partition is not None
+        return await self._changes(await self._read_on(self._partition))
+
+    async def _changes(self, rows: Mapping[str, _Row | None]) -> dict[str, StoredTopic | None]:
+        expected = {row.kafka for row in rows.values() if row is not None and row.change is None}
+        if not expected <= self._client.partition_counts().keys():
+            await self._client.refresh()
+        await self._see(expected)
+        return {
+            name: None if row is None else _stored(name, row)
+            for name, row in rows.items()
+            if row is None or row.change is None
+        }
+
+    async def _read(self, partition: KafkaPartition) -> dict[str, _Row | None]:
+        self._partition = partition
+        await partition.follow()
+        self._read_to = partition.start_offset
+        return await self._read_on(partition)
+
+    async def _read_on(self, partition: KafkaPartition) -> dict[str, _Row | None]:
+        """The last row of each topic behind what was read before."""
+        rows: dict[str, _Row | None] = {}
+        self._read_to = max(self._read_to, partition.start_offset)
+        while self._read_to < partition.committed_end:
+            blocks = await partition.read(self._read_to)
+            if not blocks:
+                break
+            for block in blocks:
+                first = block.index_of(self._read_to)
+                for key, value in zip(block.keys(first) or (), block.values(first), strict=False):
+                    name = (key or b"").decode()
+                    rows[name] = None if value is None else _decoded(name, value, partition)
+                self._read_to = block.next_offset
+        return rows
 
     async def _see(self, expected: set[str]) -> None:
         """Wait a while until Kafka names these topics: the broker that was asked may not know of all yet."""
@@ -388,28 +430,11 @@ class TopicStore:
         await stored
 
 
-async def _read_table(partition: KafkaPartition) -> dict[str, _Row]:
-    rows: dict[str, _Row] = {}
-    await partition.follow()
-    offset = partition.start_offset
-    while offset < partition.committed_end:
-        blocks = await partition.read(offset)
-        if not blocks:
-            break
-        for block in blocks:
-            for key, value in zip(block.keys() or (), block.values(), strict=False):
-                name = (key or b"").decode()
-                if value is None:
-                    rows.pop(name, None)
-                else:
-                    try:
-                        rows[name] = msgspec.json.decode(value, type=_Row)
-                    except msgspec.MsgspecError as error:
-                        raise CorruptMetadata(
-                            f"the row of topic {name!r} in {partition.place[0]} cannot be read: {error}"
-                        ) from error
-            offset = block.next_offset
-    return rows
+def _decoded(name: str, value: bytes, partition: KafkaPartition) -> _Row:
+    try:
+        return msgspec.json.decode(value, type=_Row)
+    except msgspec.MsgspecError as error:
+        raise CorruptMetadata(f"the row of topic {name!r} in {partition.place[0]} cannot be read: {error}") from error
 
 
 def _stored(name: str, row: _Row) -> StoredTopic:

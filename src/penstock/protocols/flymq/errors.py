@@ -27,6 +27,7 @@ from penstock.errors import (
     LimitExceeded,
     MissingSegment,
     NoSpace,
+    NotLeading,
     NotSupported,
     NotWritten,
     OffsetOutOfRange,
@@ -109,6 +110,7 @@ OPENINGS: Mapping[type[PenstockError], _Opening] = {
     OutcomeUnknown: _opening("outcome unknown"),
     WriteFailed: _opening("write failed"),
     ShuttingDown: _opening("shutting down"),
+    NotLeading: _opening("not leading"),
 }
 
 

@@ -24,6 +24,7 @@ from penstock.protocols.conversation import INTERNAL_ERROR, REQUEST_BYTES_MIN, C
 from penstock.protocols.flymq.codec.frames import (
     Call,
     CodecLimits,
+    KeepingDecoder,
     Request,
     RequestDecoder,
     Undecoded,
@@ -53,12 +54,21 @@ from penstock.protocols.flymq.server.dispatch import (
     write,
 )
 from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
+from penstock.protocols.flymq.server.forwarding import (
+    FORWARDED,
+    DialLeader,
+    LeaderSession,
+    is_forwarded,
+    topic_of,
+)
 
 REQUESTS_PER_TURN_MAX = 64
 """Requests, or runs of PRODUCE, that one session decodes and starts before it lets others have their turn of the loop."""
 READ_BYTES_MAX = FetchLimits().bytes_max
 """About how large the reply of a request may be that reads."""
 _PRODUCE = Produce.opcode
+_TOPICS_SHOWN_MAX = 16
+"""Topics of requests that were passed on, of which the end is asked for when another was."""
 
 
 @dataclass(slots=True)
@@ -97,8 +107,11 @@ class FlyMQ:
         dialect: Dialect = Dialect.AUTO,
         codec_limits: CodecLimits | None = None,
         fetch_limits: FetchLimits | None = None,
+        dial_leader: DialLeader | None = None,
     ) -> None:
-        """Where a login is required, clients that have not logged in may send small requests only."""
+        """Where a login is required, clients that have not logged in may send small requests only. `dial_leader` is for a node of
+        several."""
+        self.dial_leader = dial_leader
         self.broker = broker
         self.login_required = login_required
         self.clock = clock
@@ -110,23 +123,40 @@ class FlyMQ:
         self.stats = FlyMQStats()
 
     def __call__(self, connection: Connection) -> FlyMQSession:
-        return FlyMQSession(self, connection)
+        return FlyMQSession(self, connection, self.principal.seen_at(connection.peer, connection.principal_hint))
+
+    def introduced(self, connection: Connection, principal: Principal, *, native: bool | None) -> FlyMQSession:
+        """Open a session for a client that another node speaks for."""
+        return FlyMQSession(self, connection, principal, native=native, is_introduced=True)
 
 
 class FlyMQSession(Conversation[Request]):
     """Implements `penstock.net.session.Session`."""
 
-    __slots__ = ("_caller", "_id", "_login_pending")
+    __slots__ = ("_caller", "_id", "_is_introduced", "_leader", "_login_pending", "_topics_shown")
 
     _decoder: RequestDecoder
     _stats: FlyMQStats
 
-    def __init__(self, shared: FlyMQ, connection: Connection) -> None:
-        principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
-        self._login_pending = shared.login_required and not principal.name
-        decoder = RequestDecoder(
-            shared.codec_limits, login_required=self._login_pending, frames_max=REQUESTS_PER_TURN_MAX
+    def __init__(
+        self,
+        shared: FlyMQ,
+        connection: Connection,
+        principal: Principal,
+        *,
+        native: bool | None = None,
+        is_introduced: bool = False,
+    ) -> None:
+        self._login_pending = shared.login_required and not principal.name and not is_introduced
+        decoder = KeepingDecoder(
+            frozenset() if shared.dial_leader is None else FORWARDED,
+            shared.codec_limits,
+            login_required=self._login_pending,
+            frames_max=REQUESTS_PER_TURN_MAX,
         )
+        self._leader = None if shared.dial_leader is None else LeaderSession(shared.dial_leader)
+        self._topics_shown: dict[str, None] = {}
+        self._is_introduced = is_introduced
         super().__init__(shared.broker, connection, decoder, shared.stats)
         self._id = f"{connection.listener}/{connection.peer}"
         self._caller = Caller(
@@ -140,6 +170,8 @@ class FlyMQSession(Conversation[Request]):
             self._worker,
             self._error,
         )
+        if native is not None:
+            self._caller.note_dialect(native=native)
         connection.set_authenticated(not self._login_pending)
 
     @property
@@ -148,6 +180,8 @@ class FlyMQSession(Conversation[Request]):
 
     def closed(self) -> None:
         self._broker.unsubscribe(self._id)
+        if self._leader is not None:
+            self._leader.close()
         super().closed()
 
     # --- the order of requests ---
@@ -156,6 +190,8 @@ class FlyMQSession(Conversation[Request]):
         return max(request.request_bytes, REQUEST_BYTES_MIN)
 
     def _must_wait(self, request: Request) -> bool:
+        if self._is_forwarded(request):
+            return True
         return not (isinstance(request, ProduceRun) or isinstance(request.body, Undecoded) or is_write(request.body))
 
     def _count(self, request: Request) -> None:
@@ -167,6 +203,8 @@ class FlyMQSession(Conversation[Request]):
     def _start(self, request: Request) -> None:
         if isinstance(request, ProduceRun):
             self._write(request, self.reserve(self._held_bytes(request)))
+        elif self._is_forwarded(request):
+            self._answer_later(request, self.reserve(self._held_bytes(request)), self._forward(request))
         elif isinstance(request.body, Undecoded):
             if request.body.gzip:
                 self._caller.note_dialect(native=True)
@@ -176,6 +214,53 @@ class FlyMQSession(Conversation[Request]):
             self._start_write(request, request.body.topic)  # type: ignore[union-attr]
         else:
             self._call(request)
+
+    # --- what the node that leads answers ---
+
+    def _is_forwarded(self, request: Request) -> bool:
+        return (
+            self._leader is not None
+            and isinstance(request, Call)
+            and request.frames is not None
+            and not self._broker.leads
+            and is_forwarded(request.opcode, request.body)
+        )
+
+    async def _forward(self, call: Call) -> bytes:
+        """Have a request answered elsewhere, and show here what that has changed before the client is told."""
+        assert self._leader is not None
+        assert call.frames is not None
+        topic = topic_of(call.body)
+        if topic is not None:
+            self._topics_shown[topic] = None
+            if len(self._topics_shown) > _TOPICS_SHOWN_MAX:
+                self._topics_shown.pop(next(iter(self._topics_shown)))
+        kind = OPERATIONS.get(call.opcode)
+        reply = await self._leader.ask(
+            self._principal,
+            self._caller.native,
+            call.frames,
+            _requests_in(call),
+            repeatable=kind is not None and kind.repeatable,
+        )
+        if not isinstance(call.body, TxnProduce):
+            await self._broker.leading.catch_up()
+            await self._broker.leading.show_ends(self._topics_shown)
+        return reply
+
+    def _is_behind(self, body: object) -> bool:
+        """Whether a request may be about something that another node has answered for and that does not show here yet: a topic that is
+        not known, or what a client of another node has committed there before it asked here."""
+        if self._broker.leads:
+            return self._is_introduced and hasattr(body, "group")
+        topic = topic_of(body)
+        return topic is not None and not self._broker.has_topic(topic)
+
+    async def _call_caught_up(self, body: Operation[Any]) -> bytes:
+        """Answer a request once this node shows everything that was answered before."""
+        await self._broker.leading.catch_up()
+        reply = dispatch(self._caller, body)
+        return reply if isinstance(reply, bytes) else encode_answer(type(body), await reply)
 
     def _decode(self, data: bytes) -> None:
         if self._login_pending:
@@ -262,6 +347,9 @@ class FlyMQSession(Conversation[Request]):
         if isinstance(body, BadRequest):
             self._stats.errors += 1
             self.answer(slot, self._encode_error(body.message))
+            return
+        if self._leader is not None and self._is_behind(body):
+            self._answer_later(call, slot, self._call_caught_up(_operation(body)))
             return
         try:
             answer = dispatch(self._caller, _operation(body))

@@ -94,6 +94,8 @@ class Call:
     opcode: int
     body: Operation[Any] | BadRequest | Undecoded
     request_bytes: int
+    frames: bytes | None = None
+    """The request as it came, if it may have to be passed on."""
 
 
 Request = ProduceRun | Call
@@ -230,6 +232,27 @@ class RequestDecoder(_FrameDecoder[Request]):
             return frame_end
         frame_end = _take_uniform(run, data, position, frame_end, topic_field_bytes)
         return _take_alike(run, data, position, frame_end, topic_field_bytes, self.payload_bytes_max)
+
+
+class KeepingDecoder(RequestDecoder):
+    """The same for a node that passes some requests on: those are kept as they came, too."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(
+        self, kept: frozenset[int], limits: CodecLimits, *, login_required: bool = False, frames_max: int = UNBOUNDED
+    ) -> None:
+        """`kept` are opcodes."""
+        super().__init__(limits, login_required=login_required, frames_max=frames_max)
+        self._kept = kept
+
+    def _take(
+        self, opcode: int, flags: int, data: bytes, position: int, frame_end: int, messages: list[Request]
+    ) -> int:
+        end = super()._take(opcode, flags, data, position, frame_end, messages)
+        if opcode in self._kept and isinstance(last := messages[-1], Call):
+            last.frames = data[position:end]
+        return end
 
 
 def _fetch_records(data: bytes, start: int, end: int) -> Operation[Any] | BadRequest:
@@ -438,12 +461,12 @@ def decode_undecoded(call: Call, limits: CodecLimits, check: Callable[[], None])
         try:
             payload = _gunzip(payload, limits.inflated_bytes_max, check)
         except ProtocolViolation as violation:
-            return Call(call.opcode, BadRequest(violation.message), call.request_bytes)
+            return Call(call.opcode, BadRequest(violation.message), call.request_bytes, call.frames)
     check()
     request_bytes = HEADER_BYTES + len(payload)
     if call.opcode == _PRODUCE:
         return _first_of_run(bytes(HEADER_BYTES) + payload, 0, request_bytes)[0]
-    return Call(call.opcode, decode_request(call.opcode, payload), request_bytes)
+    return Call(call.opcode, decode_request(call.opcode, payload), request_bytes, call.frames)
 
 
 def _gunzip(data: bytes, bytes_max: int, check: Callable[[], None]) -> bytes:

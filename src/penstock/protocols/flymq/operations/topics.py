@@ -319,13 +319,13 @@ def _topic_and_group(reader: ByteReader) -> tuple[str | None, str]:
 
 
 class ClusterJoin(Operation[Bool], opcode=0x50):
-    """Always refused: a broker is one node."""
+    """Always refused: nodes join by their configuration."""
 
     peer: Annotated[Str, TAIL] = ""
 
 
 class ClusterLeave(Operation[Bool], opcode=0x51):
-    """Always refused: a broker is one node."""
+    """Always refused: nodes leave when they are stopped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,10 +242,16 @@ def leave_cluster(caller: Caller, request: op.ClusterLeave) -> bool:
 @handles(op.ClusterStatus)
 def cluster_status(caller: Caller, request: op.ClusterStatus) -> op.ClusterState:
     status = caller.broker.cluster.status(caller.principal)
-    node = (caller.node.id, caller.node.address(), "degraded" if status.partitions_failed else "online")
-    return op.ClusterState(
-        status.name, caller.node.id, [node], status.topics, status.partitions, status.partitions_failed
-    )
+    own_state = "degraded" if status.partitions_failed else "online"
+    nodes = [(caller.node.id, caller.node.address(), own_state)]
+    leader = caller.node.id
+    if status.nodes:
+        nodes = [
+            (node.id, node.addresses.get("flymq", ""), own_state if node.id == caller.node.id else "online")
+            for node in status.nodes
+        ]
+        leader = next((node.id for node in status.nodes if node.leads), "")
+    return op.ClusterState(status.name, leader, nodes, status.topics, status.partitions, status.partitions_failed)
 
 
 @handles(op.ClusterMetadata)

@@ -1,0 +1,133 @@
+"""What a broker does as one of several nodes on a log.
+
+One node leads: it alone has the parts that keep in memory what must be known in one place only (deliveries, delayed records, transactions,
+members of groups), and it makes all decisions. The others follow users, ACLs, schemas, keys, offsets and topics, and serve records. They
+pass on the rest. A broker on a log of its own always leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from penstock.background import Background, Loop
+from penstock.broker.access.checks import Principal
+from penstock.log.api import Engine, TopicConfig
+from penstock.log.watchers import Watchers
+
+
+class Leader(Protocol):
+    """The node that leads, as a broker on another node sees it."""
+
+    async def create_topic(self, principal: Principal, name: str, config: TopicConfig, schema: str | None) -> None:
+        """Create a topic there. One that exists is left as it is. Raises NotLeading if nobody leads now."""
+
+
+class Followed(Protocol):
+    """A part that every node has, which follows the log."""
+
+    async def start(self) -> None: ...
+
+    async def catch_up(self) -> None:
+        """Show what was answered before, on any node."""
+
+    async def close(self) -> None: ...
+
+
+class Tidied(Followed, Protocol):
+    async def lead(self) -> None:
+        """Complete and delete what a crash or another node has left."""
+
+
+class Led(Protocol):
+    """A part that only the node that leads has."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Leading:
+    """Starts and closes the parts of a broker as its node follows and leads."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        background: Background,
+        *,
+        tidied: Sequence[Tidied],
+        followed: Sequence[Followed],
+        led: Sequence[Led],
+    ) -> None:
+        """`led` are started in their order, and closed in the reverse of it."""
+        self._engine = engine
+        self._background = background
+        self._tidied = tidied
+        self._followed = [*followed[:1], *tidied, *followed[1:]]
+        self._to_lead = list(led)
+        self._led: list[Led] = []
+        self._is_loaded = False
+        self._watchers: Watchers[[]] = Watchers("lead")
+        self._beginning: Loop | None = None
+        self._stop_watching: Callable[[], None] = lambda: None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node leads, and everything that is decided here is loaded."""
+        return self._is_loaded and self._engine.leads
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when this node begins to lead. Returns what stops it."""
+        return self._watchers.add(callback)
+
+    async def start(self) -> None:
+        for part in self._followed:
+            await part.start()
+        if self._engine.leads:
+            await self._lead()
+        else:
+            self._beginning = self._background.loop("lead", self._lead_if_chosen, first_s=0)
+            self._stop_watching = self._engine.watch_nodes(self._beginning.wake)
+
+    async def stop_watching(self) -> None:
+        """Begin to lead no more."""
+        self._stop_watching()
+        if self._beginning is not None:
+            await self._beginning.cancel()
+
+    async def close_led(self) -> None:
+        while self._led:
+            await self._led.pop().close()
+
+    async def close_followed(self) -> None:
+        for part in reversed(self._followed):
+            await part.close()
+
+    async def catch_up(self) -> None:
+        """Show what was answered before, on any node: topics, users, roles, ACLs, keys, schemas and offsets of groups."""
+        await self._engine.catch_up()
+        await asyncio.gather(*(part.catch_up() for part in self._followed))
+
+    async def show_ends(self, topics: Iterable[str]) -> None:
+        """Make the ends of topics current, of those that exist: for who has just had something written to them on another node."""
+        infos = [info for name in topics if (info := self._engine.topics().get(name)) is not None]
+        partitions = [
+            self._engine.partition(info.name, index) for info in infos for index in range(info.config.partitions)
+        ]
+        await asyncio.gather(*(partition.follow() for partition in partitions if partition.followed))
+
+    async def _lead_if_chosen(self) -> None:
+        if self._engine.leads and not self._is_loaded:
+            await self._lead()
+
+    async def _lead(self) -> None:
+        """Load what the node that leads keeps in memory, and decide from now on."""
+        await self.catch_up()
+        for part in self._tidied:
+            await part.lead()
+        while self._to_lead:
+            await self._to_lead[0].start()
+            self._led.append(self._to_lead.pop(0))
+        self._is_loaded = True
+        self._watchers.notify()

@@ -1,0 +1,121 @@
+"""QUIC connections that live on another node: datagrams are passed on as they come. TLS is between the client and that node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import structlog
+
+from penstock.units import Address, parse_address
+
+IDLE_S_MAX: Final = 60.0
+"""A client that is silent for this long has no connection any more."""
+SWEEP_S: Final = 5.0
+
+log = structlog.get_logger("penstock.net")
+
+
+class _Upstream(asyncio.DatagramProtocol):
+    """The way of one client to the node that leads, and back."""
+
+    def __init__(self, relay: DatagramRelay, client: Any, first: bytes) -> None:
+        self._relay = relay
+        self._client = client
+        self._first = first
+        self.transport: asyncio.DatagramTransport | None = None
+        self.used_at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.DatagramTransport, transport)
+        self.transport.sendto(self._first)
+
+    def datagram_received(self, data: bytes, _: Any) -> None:
+        self._relay.answer(data, self._client)
+
+
+class DatagramRelay(asyncio.DatagramProtocol):
+    """Passes on what arrives at an address, from `start` to `stop`. `target` is where to, None while that is not known."""
+
+    def __init__(self, name: str, bind: str, target: Callable[[], str | None], clients_max: int) -> None:
+        self._name = name
+        self._bind = bind
+        self._target = target
+        self._towards: str | None = None
+        self._clients_max = clients_max
+        self._clients: dict[Any, _Upstream] = {}
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._transport: asyncio.DatagramTransport | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+
+    @property
+    def address(self) -> str:
+        assert self._transport is not None
+        return str(Address(*self._transport.get_extra_info("sockname")[:2]))
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        host, port = parse_address(self._bind)
+        self._transport, _ = await self._loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
+        self._sweep = self._loop.call_later(SWEEP_S, self._drop_idle)
+
+    async def stop(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for task in self._opening:
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        self._drop_all()
+        if self._transport is not None:
+            self._transport.close()
+
+    def datagram_received(self, data: bytes, address: Any) -> None:
+        target = self._target()
+        if target != self._towards:
+            # Connections were with the node that led before; their clients notice that it is gone.
+            self._drop_all()
+            self._towards = target
+        if target is None:
+            return  # a client of QUIC sends again
+        upstream = self._clients.get(address)
+        if upstream is None:
+            if len(self._clients) < self._clients_max:
+                self._open(data, address, target)
+        elif upstream.transport is not None:
+            upstream.used_at = self._loop.time()
+            upstream.transport.sendto(data)
+
+    def answer(self, data: bytes, client: Any) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.sendto(data, client)
+
+    def _open(self, data: bytes, address: Any, target: str) -> None:
+        upstream = self._clients[address] = _Upstream(self, address, data)
+        upstream.used_at = self._loop.time()
+        host, port = parse_address(target)
+        opening = self._loop.create_datagram_endpoint(lambda: upstream, remote_addr=(host, port))
+        task = self._loop.create_task(self._opened(opening, address))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _opened(self, opening: Any, address: Any) -> None:
+        try:
+            await opening
+        except OSError as error:
+            self._clients.pop(address, None)
+            log.warning("relay_failed", listener=self._name, peer=str(address), reason=str(error))
+
+    def _drop_idle(self) -> None:
+        before = self._loop.time() - IDLE_S_MAX
+        for address in [each for each, upstream in self._clients.items() if upstream.used_at < before]:
+            self._close(self._clients.pop(address))
+        self._sweep = self._loop.call_later(SWEEP_S, self._drop_idle)
+
+    def _drop_all(self) -> None:
+        while self._clients:
+            self._close(self._clients.popitem()[1])
+
+    def _close(self, upstream: _Upstream) -> None:
+        if upstream.transport is not None:
+            upstream.transport.close()

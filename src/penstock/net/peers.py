@@ -1,0 +1,209 @@
+"""Connections between nodes: one node passes a client's bytes on to the node that leads.
+
+The node that accepts sends a nonce. The other answers with who it speaks for (`Introduction`) and proves with a MAC that it knows the
+secret of the cluster; the first proves the same with its answer. From then on the bytes are those of the client's protocol, and the session
+behind them is made as if the client had connected itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import ssl
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+import structlog
+
+from penstock.errors import NotLeading, ProtocolViolation
+from penstock.net.session import Connection, Session
+from penstock.units import parse_address
+
+NONCE_BYTES: Final = 16
+MAC_BYTES: Final = 32
+INTRODUCTION_BYTES_MAX: Final = 16 << 10
+DIAL_S_MAX: Final = 20.0
+"""How long a client waits for a node that leads: longer than it takes to notice that one is gone, and to begin to lead."""
+ANSWER_S_MAX: Final = 5.0
+RETRY_S: Final = 0.1
+ACCEPTED: Final = b"\x01"
+REFUSED: Final = b"\x00"
+_LENGTH: Final = struct.Struct(">I")
+_VERSION: Final = b"penstock peer 1"
+
+log = structlog.get_logger("penstock.net")
+
+
+class Introduction(msgspec.Struct, frozen=True):
+    """The client that a node speaks for. The name and roles are those of a client that has logged in at the node."""
+
+    protocol: str
+    peer: str
+    subject: str | None = None
+    name: str = ""
+    roles: tuple[str, ...] = ()
+    trusted: bool = False
+    native: bool | None = None
+    """For FlyMQ: the dialect that the client has shown."""
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+IntroducedFactory = Callable[[Connection, Introduction], Session]
+
+
+def _mac(secret: bytes, *parts: bytes) -> bytes:
+    mac = hmac.new(secret, _VERSION, "sha256")
+    for part in parts:
+        mac.update(_LENGTH.pack(len(part)) + part)
+    return mac.digest()
+
+
+class _Introduced:
+    """The connection of a node, as the session of the client sees it."""
+
+    def __init__(self, connection: Connection, introduction: Introduction) -> None:
+        self._connection = connection
+        self.peer = introduction.peer
+        self.listener = introduction.protocol
+        self.principal_hint = introduction.subject
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class PeerSession:
+    """Implements `penstock.net.session.Session` for the connection of another node."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        secret: bytes,
+        factories: Mapping[str, IntroducedFactory],
+        leads: Callable[[], bool],
+    ) -> None:
+        self._connection = connection
+        self._secret = secret
+        self._factories = factories
+        self._leads = leads
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._received = b""
+        self._session: Session | None = None
+        connection.set_authenticated(False)
+        connection.send(self._nonce)
+
+    def receive(self, data: bytes) -> None:
+        if self._session is not None:
+            self._session.receive(data)
+            return
+        self._received += data
+        if len(self._received) < _LENGTH.size:
+            self._connection.frame_pending(True, len(self._received))
+            return
+        (length,) = _LENGTH.unpack_from(self._received)
+        if length > INTRODUCTION_BYTES_MAX:
+            raise ProtocolViolation("this address is for other nodes of the cluster")
+        end = _LENGTH.size + length + MAC_BYTES
+        if len(self._received) < end:
+            self._connection.frame_pending(True, len(self._received))
+            return
+        self._connection.frame_pending(False)
+        body, mac = self._received[_LENGTH.size : end - MAC_BYTES], self._received[end - MAC_BYTES : end]
+        rest, self._received = self._received[end:], b""
+        self._session = session = self._begin(body, mac)
+        if session is not None and rest:
+            session.receive(rest)
+
+    def _begin(self, body: bytes, mac: bytes) -> Session | None:
+        """Return the session of the client, None if this node does not take it."""
+        if not hmac.compare_digest(mac, _mac(self._secret, b"asks", self._nonce, body)):
+            raise ProtocolViolation("a node that does not know the secret of this cluster: check cluster.secret")
+        try:
+            introduction = msgspec.json.decode(body, type=Introduction)
+        except msgspec.MsgspecError as error:
+            raise ProtocolViolation(
+                f"a node of another release introduces a client in an unknown way: {error}"
+            ) from None
+        factory = self._factories.get(introduction.protocol)
+        if factory is None or not self._leads():
+            self._connection.send(REFUSED)
+            self._connection.close()
+            return None
+        self._connection.set_authenticated(True)
+        self._connection.send(ACCEPTED + _mac(self._secret, b"answers", self._nonce, body))
+        return factory(cast(Connection, _Introduced(self._connection, introduction)), introduction)
+
+    def resume(self) -> None:
+        if self._session is not None:
+            self._session.resume()
+
+    def closed(self) -> None:
+        if self._session is not None:
+            self._session.closed()
+
+
+class Dialer:
+    """Connects to the node that leads. `address` is where that node takes connections of others, None while it is not known."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        address: Callable[[], str | None],
+        tls: ssl.SSLContext | None,
+        *,
+        dial_s_max: float = DIAL_S_MAX,
+    ) -> None:
+        self._dial_s_max = dial_s_max
+        self._secret = secret
+        self._address = address
+        self._tls = tls
+
+    def leader(self) -> str | None:
+        """Where the node that leads takes connections now, None while that is not known."""
+        return self._address()
+
+    async def dial(self, introduction: Introduction) -> Streams:
+        """Return a connection on which the client's protocol is spoken. Raises NotLeading if no node that leads is reached in time."""
+        reason = "nobody leads now"
+        try:
+            async with asyncio.timeout(self._dial_s_max):
+                while True:
+                    address = self._address()
+                    if address is not None:
+                        try:
+                            return await self._dial(address, introduction)
+                        except (OSError, TimeoutError, asyncio.IncompleteReadError, _Refused) as error:
+                            reason = f"the one at {address} does not answer ({error})"
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise NotLeading(f"no node that leads is reached: {reason}; try again") from None
+
+    async def _dial(self, address: str, introduction: Introduction) -> Streams:
+        host, port = parse_address(address)
+        async with asyncio.timeout(ANSWER_S_MAX):
+            reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
+            try:
+                nonce = await reader.readexactly(NONCE_BYTES)
+                body = msgspec.json.encode(introduction)
+                writer.write(_LENGTH.pack(len(body)) + body + _mac(self._secret, b"asks", nonce, body))
+                if await reader.readexactly(1) != ACCEPTED:
+                    raise _Refused("it does not lead")
+                proof = await reader.readexactly(MAC_BYTES)
+                if not hmac.compare_digest(proof, _mac(self._secret, b"answers", nonce, body)):
+                    raise _Refused("it does not know the secret of this cluster")
+            except BaseException:
+                writer.transport.abort()
+                raise
+        return reader, writer
+
+
+class _Refused(Exception):
+    """The other node does not take the client."""
+
+
+class Dial(Protocol):
+    def leader(self) -> str | None: ...
+
+    async def dial(self, introduction: Introduction) -> Streams: ...

@@ -1,0 +1,178 @@
+"""Requests that the node that leads answers: passed on as they came, over a connection of the session's own.
+
+A node that does not lead serves records itself, and what it follows: topics, users, rights, keys, schemas, offsets. Everything else is
+decided where it is kept. A reply is given to the client once this node shows what it tells of, so that a client finds what it has changed
+on the node that it is connected to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol
+
+from penstock.broker.access.checks import Principal
+from penstock.broker.topics.settings import format_topic_config
+from penstock.errors import OutcomeUnknown
+from penstock.log.api import TopicConfig
+from penstock.protocols.flymq.errors import decode_error, error_for
+from penstock.protocols.flymq.operations import access, blocks, records, schemas, topics
+from penstock.protocols.flymq.operations.operation import OPERATIONS, Operation, encode_request
+from penstock.protocols.flymq.server.topics import SCHEMA_SETTING
+from penstock.protocols.flymq.wire import ERROR, HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+LOOK_S: Final = 1.0
+"""How often it is looked whether another node leads than the one that is asked."""
+
+
+class DialLeader(Protocol):
+    """How the node that leads is reached."""
+
+    def leader(self) -> str | None:
+        """Who leads, as far as that is known."""
+
+    async def dial(self, principal: Principal, native: bool | None) -> Streams:
+        """Connect, for a principal and the dialect of its client. Raises NotLeading."""
+
+
+SERVED_HERE: Final[frozenset[type[Operation[Any]]]] = frozenset(
+    {
+        access.Auth,
+        access.Whoami,
+        blocks.FetchBlocks,
+        blocks.ReadPlan,
+        records.Consume,
+        records.ConsumeZeroCopy,
+        records.Fetch,
+        records.FetchBinary,
+        records.FetchRecords,
+        records.Produce,
+        records.ProduceRecords,
+        records.ProduceWithTtl,
+        schemas.GetSchema,
+        schemas.ListSchemas,
+        schemas.ProduceWithSchema,
+        schemas.ValidateSchema,
+        topics.ClusterJoin,
+        topics.ClusterLeave,
+        topics.ClusterMetadata,
+        topics.ClusterStatus,
+        topics.Commit,
+        topics.GetOffset,
+        topics.ListTopics,
+        topics.Metadata,
+        topics.SeekToTimestamp,
+        topics.Subscribe,
+        topics.TopicList,
+    }
+)
+"""What a node answers that does not lead."""
+FORWARDED: Final = frozenset(opcode for opcode, kind in OPERATIONS.items() if kind not in SERVED_HERE) | {
+    records.ProduceRecords.opcode
+}
+"""Opcodes of what it passes on; PRODUCE_RECORDS only with a delay."""
+
+
+def is_forwarded(opcode: int, body: object) -> bool:
+    if opcode == records.ProduceRecords.opcode:
+        return isinstance(body, records.ProduceRecords) and body.delay_ms > 0
+    return opcode in FORWARDED
+
+
+class LeaderSession:
+    """The connection of one client's session to the node that leads. Made when it is needed, for one principal."""
+
+    def __init__(self, dial: DialLeader) -> None:
+        self._dial = dial
+        self._streams: Streams | None = None
+        self._for: tuple[Principal, bool | None, str | None] | None = None
+
+    async def ask(
+        self, principal: Principal, native: bool | None, frames: bytes, count: int, *, repeatable: bool
+    ) -> bytes:
+        """Return the replies to so many requests; those that are repeatable are asked of the next node that leads if one is lost.
+
+        Raises NotLeading if nobody could be asked, OutcomeUnknown if no answer came.
+        """
+        while True:
+            streams = await self._connected(principal, native)
+            asking = asyncio.ensure_future(_ask(streams, frames, count))
+            try:
+                while not asking.done():
+                    await asyncio.wait([asking], timeout=LOOK_S)
+                    if not asking.done() and self._dial.leader() not in (None, self._for and self._for[2]):
+                        raise OSError("another node leads now")
+                return asking.result()
+            except (OSError, asyncio.IncompleteReadError) as error:
+                self.close()
+                if not repeatable:
+                    raise OutcomeUnknown(
+                        f"the node that leads was lost before it answered ({error}): look whether it was done"
+                    ) from error
+            except BaseException:
+                self.close()
+                raise
+            finally:
+                asking.cancel()
+
+    async def _connected(self, principal: Principal, native: bool | None) -> Streams:
+        if self._streams is not None:
+            reader, writer = self._streams
+            if (
+                self._for == (principal, native, self._dial.leader())
+                and not reader.at_eof()
+                and not writer.is_closing()
+            ):
+                return self._streams
+            self.close()
+        self._streams = await self._dial.dial(principal, native)
+        self._for = (principal, native, self._dial.leader())
+        return self._streams
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+
+async def _ask(streams: Streams, frames: bytes, count: int) -> bytes:
+    reader, writer = streams
+    writer.write(frames)
+    await writer.drain()
+    return b"".join([await _read_frame(reader) for _ in range(count)])
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readexactly(HEADER_BYTES)
+    length = HEADER.unpack(head)[4]
+    if length > PAYLOAD_BYTES_MAX:
+        raise OSError(f"a reply of {length} bytes")
+    return head + await reader.readexactly(length)
+
+
+class LeaderOperations:
+    """Implements `penstock.broker.leading.Leader`."""
+
+    def __init__(self, dial: DialLeader) -> None:
+        self._dial = dial
+
+    async def create_topic(self, principal: Principal, name: str, config: TopicConfig, schema: str | None) -> None:
+        settings = [(key, value) for key, value in format_topic_config(config) if key != "partitions"]
+        if schema is not None:
+            settings.append((SCHEMA_SETTING, schema))
+        await self._ask(principal, topics.CreateTopic(name, config.partitions, settings))
+
+    async def _ask(self, principal: Principal, request: Operation[Any]) -> None:
+        session = LeaderSession(self._dial)
+        try:
+            reply = await session.ask(principal, False, encode_request(request), 1, repeatable=type(request).repeatable)
+        finally:
+            session.close()
+        if HEADER.unpack_from(reply)[2] == ERROR:
+            raise error_for(decode_error(reply[HEADER_BYTES:]))
+
+
+def topic_of(body: object) -> str | None:
+    """The topic that a request names, if it names one."""
+    topic = getattr(body, "topic", None)
+    return topic if isinstance(topic, str) and topic else None

@@ -1,0 +1,209 @@
+"""What makes the sessions of each protocol, from the settings of its listener.
+
+A new protocol is a folder under `protocols/` and a line in `PROTOCOLS` or `QUIC_PROTOCOLS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from penstock.admin.figures import SessionStats
+from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, Principal
+from penstock.broker.broker import Broker
+from penstock.clock import Clock
+from penstock.config import BlipMQListener, Config, FelixListener, FlyMQListener, FujinListener, RustLogListener
+from penstock.config import Listener as ListenerSettings
+from penstock.net.peers import Dialer, Introduction, Streams
+from penstock.net.quic_session import QuicConnection, QuicSession
+from penstock.net.session import Connection, Session
+from penstock.protocols.blipmq.session import BlipMQ
+from penstock.protocols.felix import wire as felix_wire
+from penstock.protocols.felix.codec.scopes import Scopes
+from penstock.protocols.felix.session import Felix
+from penstock.protocols.flymq.server.dispatch import Dialect, Node
+from penstock.protocols.flymq.session import FlyMQ
+from penstock.protocols.fujin import wire as fujin_wire
+from penstock.protocols.fujin.codec.commands import WriteForm
+from penstock.protocols.fujin.server.settings import Alias, FujinSettings
+from penstock.protocols.fujin.session import Fujin
+from penstock.protocols.rustlog.session import RustLog
+
+DEVELOPMENT_API_KEY = "dev-key"
+
+log = structlog.get_logger("penstock.server")
+
+
+class SessionSource(Protocol):
+    """What a protocol makes of a listener: a factory of sessions, and what they count."""
+
+    @property
+    def stats(self) -> SessionStats: ...
+
+    def __call__(self, connection: Connection, /) -> Session: ...
+
+
+class QuicSessionSource(Protocol):
+    """The same for a protocol over QUIC."""
+
+    @property
+    def stats(self) -> SessionStats: ...
+
+    def __call__(self, connection: QuicConnection, /) -> QuicSession: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a protocol is given to make its sessions from."""
+
+    broker: Broker
+    clock: Clock
+    config: Config
+    settings: ListenerSettings
+    address: Callable[[], str]
+    """Where the listener is; known once it has started."""
+    node: str
+    """The name of this node."""
+    dialer: Dialer | None
+    """Connects to the node that leads, where there are several."""
+
+
+def _flymq(given: Surroundings) -> FlyMQ:
+    assert isinstance(given.settings, FlyMQListener)
+    return FlyMQ(
+        given.broker,
+        clock=given.clock,
+        node=Node(given.node, given.address),
+        dial_leader=None if given.dialer is None else ClientDialer(given.dialer),
+        principal=ANONYMOUS if given.settings.auth == "none" else UNAUTHENTICATED,
+        login_required=given.settings.auth == "required" and not given.config.access.allow_anonymous,
+        dialect=Dialect(given.settings.dialect),
+    )
+
+
+class ClientDialer:
+    """Connects to the node that leads, for clients of FlyMQ that are known here."""
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+
+    def leader(self) -> str | None:
+        return self._dialer.leader()
+
+    async def dial(self, principal: Principal, native: bool | None) -> Streams:
+        introduction = Introduction(
+            "flymq",
+            principal.address,
+            name=principal.name,
+            roles=tuple(principal.roles),
+            trusted=principal.trusted,
+            native=native,
+        )
+        return await self._dialer.dial(introduction)
+
+
+def introduced_flymq(source: FlyMQ, connection: Connection, introduction: Introduction) -> Session:
+    principal = Principal(
+        introduction.name, frozenset(introduction.roles), introduction.trusted, address=introduction.peer
+    )
+    return source.introduced(connection, principal, native=introduction.native)
+
+
+def _blipmq(given: Surroundings) -> BlipMQ:
+    settings = given.settings
+    assert isinstance(settings, BlipMQListener)
+    keys = [key.get_secret_value() for key in settings.api_keys]
+    if given.config.dev:
+        keys.append(DEVELOPMENT_API_KEY)
+    if not keys and not len(given.broker.api_keys):
+        log.info("no_api_key", listener="blipmq", consequence="nobody can log in", advice="penstock key create NAME")
+    return BlipMQ(given.broker, clock=given.clock, api_keys=keys, message_ttl_ms=settings.message_ttl_ms)
+
+
+def _rustlog(given: Surroundings) -> RustLog:
+    settings = given.settings
+    assert isinstance(settings, RustLogListener)
+    required = _is_required(given, settings.auth)
+    return RustLog(
+        given.broker,
+        clock=given.clock,
+        principal=UNAUTHENTICATED if required else ANONYMOUS,
+        login_required=required and not given.config.access.allow_anonymous,
+    )
+
+
+def _is_required(given: Surroundings, auth: str) -> bool:
+    """Whether strangers are turned away; `auto` is as FlyMQ has it."""
+    flymq = given.config.listeners.flymq
+    return auth == "required" or (auth == "auto" and flymq is not None and flymq.auth == "required")
+
+
+PROTOCOLS: Mapping[str, Callable[[Surroundings], SessionSource]] = {
+    "flymq": _flymq,
+    "blipmq": _blipmq,
+    "rustlog": _rustlog,
+}
+
+
+def _fujin(given: Surroundings) -> Fujin:
+    settings = given.settings
+    assert isinstance(settings, FujinListener)
+    required = _is_required(given, settings.auth)
+    aliases = {
+        name: Alias(alias.topic, alias.group or settings.group, alias.start or settings.start)
+        for name, alias in settings.aliases.items()
+    }
+    return Fujin(
+        given.broker,
+        settings=FujinSettings(
+            aliases=aliases,
+            group=settings.group,
+            start=settings.start,
+            auto_create=settings.auto_create,
+            write_form=None if settings.write_form == "auto" else WriteForm(settings.write_form),
+            body_bytes_max=settings.body_bytes_max,
+            ping_interval_s=settings.ping_interval_s,
+            ping_timeout_s=settings.ping_timeout_s,
+            fetch_wait_s=settings.fetch_wait_s,
+            empty_fetch=settings.empty_fetch,
+            dialect=settings.dialect,
+            empty_values=settings.empty_values,
+            unacknowledged_max=settings.unacknowledged_max,
+            ack_ms_max=settings.ack_ms_max,
+        ),
+        principal=UNAUTHENTICATED if required else ANONYMOUS,
+        login_required=required and not given.config.access.allow_anonymous,
+    )
+
+
+def _felix(given: Surroundings) -> Felix:
+    settings = given.settings
+    assert isinstance(settings, FelixListener)
+    required = _is_required(given, settings.auth) or (settings.auth == "auto" and bool(settings.tokens))
+    return Felix(
+        given.broker,
+        clock=given.clock,
+        dialect=settings.dialect,
+        required=required,
+        login_required=required and not given.config.access.allow_anonymous,
+        tokens={tenant: token.get_secret_value() for tenant, token in settings.tokens.items()},
+        api_keys=[DEVELOPMENT_API_KEY] if given.config.dev else [],
+        scopes=Scopes(settings.default_tenant, settings.default_namespace),
+        auto_create=settings.auto_create,
+        slow_subscriber=settings.slow_subscriber,
+        subscriber_lag_records_max=settings.subscriber_lag_records_max,
+    )
+
+
+QUIC_PROTOCOLS: Mapping[str, Callable[[Surroundings], QuicSessionSource]] = {
+    "fujin": _fujin,
+    "felix": _felix,
+}
+# What a client offers in its handshake: Fujin's must, Felix's may.
+ALPN = {"fujin": (fujin_wire.ALPN,), "felix": (felix_wire.ALPN,)}
+ALPN_REQUIRED = frozenset({"fujin"})
+# Their deployed clients send an answer and the next request as two small writes, and the second waits for our TCP acknowledgement.
+QUICKACK = frozenset({"blipmq"})

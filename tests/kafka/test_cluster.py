@@ -1,0 +1,120 @@
+"""Two nodes on one Kafka: what is written over any protocol on one is read over any protocol on the other, and one takes the place of
+the other."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from bench.kafka import Kafka
+from penstock.testing import BrokerProcess
+from tests.interop.protocols import SPEAKERS, Published, Speaker
+from tests.kafka.nodes import Certificates, NodeThread, node_process
+
+PREFIX = "cluster."
+
+
+@pytest.fixture(scope="module")
+def nodes(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NodeThread]]:
+    certificates = Certificates(tmp_path_factory.mktemp("nodes"))
+    with ExitStack() as running:
+        yield [
+            running.enter_context(NodeThread(kafka, PREFIX, name, certificates, admin=True)) for name in ("one", "two")
+        ]
+
+
+@pytest.mark.parametrize("leader_writes", [True, False], ids=["leader writes", "leader reads"])
+@pytest.mark.parametrize("reads", [pytest.param(speaker, id=speaker.name) for speaker in SPEAKERS])
+def test_what_all_protocols_write_on_one_node_is_read_on_the_other(
+    nodes: list[NodeThread], reads: type[Speaker], leader_writes: bool
+) -> None:
+    writes_on, reads_on = nodes if leader_writes else reversed(nodes)
+    assert writes_on.leads is leader_writes
+    topic = f"{'to' if leader_writes else 'from'}-{reads.name.replace('+', '-')}"
+    writes_on.connect().create_topic(topic)
+    with ExitStack() as clients:
+        reader = clients.enter_context(closing(reads(reads_on, topic)))
+        values = []
+        for speaker in SPEAKERS:
+            writer = clients.enter_context(closing(speaker(writes_on, topic)))
+            values.append(f"over {writer.name}".encode())
+            writer.publish([Published(None, values[-1])])
+        seen = reader.read(len(values))
+    assert [each.value for each in seen] == values
+
+
+def test_a_client_finds_what_it_has_changed_on_the_node_that_passed_it_on(nodes: list[NodeThread]) -> None:
+    client = nodes[1].connect()
+    client.create_topic("state", partitions=2)
+    with client.transaction() as transaction:
+        transaction.send("state", b"a", partition=0)
+        transaction.send("state", b"b", partition=1)
+    assert [record.value for record in client.records("state")] == [b"a", b"b"]
+    client.commit("state", "shop", 0, 1)
+    assert client.committed("state", "shop", 0) == 1
+    client.schemas.register("order", '{"type": "object"}')
+    assert client.schemas.get("order", 1).version == 1
+    client.access.create_user("ada", "a good password", ["consumer"])
+    assert "ada" in [user.user for user in client.access.users()]
+    status = client.access.cluster_status()
+    assert (status.name, status.leader, [node[0] for node in status.nodes]) == ("kafka", "one", ["one", "two"])
+
+
+def test_the_admin_address_of_a_node_that_follows_names_the_one_that_leads(nodes: list[NodeThread]) -> None:
+    one, two = (node.addresses["admin"] for node in nodes)
+    with urllib.request.urlopen(f"http://{two}/readyz") as ready:
+        assert json.load(ready)["ready"]
+    with urllib.request.urlopen(f"http://{two}/api/v1/topics") as topics:
+        assert topics.url == f"http://{one}/api/v1/topics"
+
+
+@pytest.fixture
+def processes(kafka: Kafka, prefix: str, tmp_path: Path) -> Iterator[list[BrokerProcess]]:
+    with ExitStack() as running:
+        yield [running.enter_context(node_process(tmp_path, kafka, prefix, name)) for name in ("one", "two")]
+
+
+def test_a_node_takes_over_from_one_that_is_killed_and_from_one_that_is_frozen(processes: list[BrokerProcess]) -> None:
+    one, two = processes
+    client = two.connect()
+    client.create_topic("orders")
+    acknowledged: list[bytes] = []
+    stop = threading.Event()
+
+    def load() -> None:
+        with two.connect() as sending:
+            while not stop.is_set():
+                value = b"%d" % len(acknowledged)
+                sending.send("orders", value)
+                acknowledged.append(value)
+
+    sender = threading.Thread(target=load)
+    sender.start()
+    try:
+        one.kill9()
+        client.create_topic("after-the-kill")  # waits for the node that leads next
+        assert client.access.cluster_status().leader == "two"
+        one.start()
+        other = one.connect()
+        other.create_topic("passed-on")
+    finally:
+        stop.set()
+        sender.join()
+    assert [record.value for record in other.records("orders")] == acknowledged
+    two.pause()
+    other.create_topic("after-the-freeze")
+    assert other.access.cluster_status().leader == "one"
+    two.resume()
+    while "started_again" not in two.output:
+        assert other.access.cluster_status().leader == "one"
+    with two.connect() as woken:
+        woken.create_topic("after-all")
+        assert woken.access.cluster_status().leader == "one"
+        names = {"orders", "after-the-kill", "passed-on", "after-the-freeze", "after-all"}
+        assert set(woken.topics()) == names
