@@ -20,6 +20,7 @@ FAILS: dict[str, str] = {
     "cache get": "k",
     "cache put": "k v --ttl=soon",
     "config init": "-",
+    "migrate": "nope.toml there.toml",
     "pipeline compact": "nope.toml",
     "pipeline export": "nope.toml silver/x --to=x",
     "pipeline rebuild": "nope.toml silver/x",

@@ -14,7 +14,7 @@ import structlog
 
 from penstock.errors import ProtocolViolation
 from penstock.net.connection import LOGGED_PREFIX_BYTES, LOGGED_REASON_CHARS
-from penstock.net.flow import OWN_REQUESTS, SEND_BUFFER
+from penstock.net.flow import OWN_REQUESTS, SEND_BUFFER, UNSENT_BYTES_FREE
 from penstock.net.quic_session import StreamSession
 from penstock.quic.stream import Stream
 
@@ -102,8 +102,8 @@ class QuicServerStream(Stream):
                 self._connection.tap.sent(data, self.id)
             Stream.send(self, data, end=end)
             flow = self._connection.flow
-            if flow.promised_bytes:
-                self._connection.look_at_congestion()
+            if flow.promised_bytes or len(data) > UNSENT_BYTES_FREE:
+                self._connection.look_at_congestion()  # so that it counts before anybody else asks for room
                 flow.give_up_promise()
             if not self._writable:
                 self._block(SEND_BUFFER)

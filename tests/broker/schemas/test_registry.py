@@ -46,6 +46,7 @@ async def worker() -> AsyncIterator[Worker]:
 async def opened(engine: Engine, clock: ManualClock, worker: Worker, **limits: int) -> Registry:
     registry = Registry(engine, clock, BrokerLimits(**limits), worker)
     await registry.start()
+    await registry.lead()
     return registry
 
 

@@ -11,10 +11,20 @@ import pytest
 
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
 from penstock.errors import ConnectionLost
+from penstock.net.flow import UNSENT_BYTES_FREE
+from penstock.net.quic import QuicListener
 from penstock.protocols.felix.client.client import AsyncFelixClient, AsyncSubscription
 from penstock.protocols.felix.codec import binary
 from penstock.protocols.felix.codec.frames import FrameDecoder, Reply, decode_reply, encode_frame, encode_message
-from penstock.protocols.felix.codec.messages import CacheGet, CacheValue, EventStreamHello, Ok, Publish, Subscribe
+from penstock.protocols.felix.codec.messages import (
+    CacheGet,
+    CacheValue,
+    EventStreamHello,
+    Ok,
+    Publish,
+    StartOffset,
+    Subscribe,
+)
 from penstock.protocols.felix.server.stats import FelixStats
 from penstock.protocols.felix.wire import CLOSE_SLOW
 from penstock.testing import RunningBroker
@@ -185,3 +195,32 @@ async def test_a_subscriber_that_never_reads(policy: str) -> None:
                 assert (stats.closed_subscribers, stats.subscribers) == (1, 1)
                 with pytest.raises(ConnectionLost, match=f"code {CLOSE_SLOW}"):
                     await all_of(unread)
+
+
+async def test_all_subscribers_that_never_read_are_bounded_together() -> None:
+    values, budget_bytes = [bytes(16 << 10)] * 256, 1 << 20
+    limits = {"in_flight_total_bytes_max": budget_bytes}
+    with RunningBroker(topics=[{"name": "demo"}], durability="none", limits=limits) as broker:
+        listener = broker.server.listeners["felix"]
+        assert isinstance(listener, QuicListener)
+        async with AsyncFelixClient(broker.felix_url) as brisk:
+            await brisk.send_many("demo", values)
+            lazy = [await connected_lazily(broker) for _ in range(12)]
+            await until(lambda: listener.budget.waiting_for_room > 0)
+            assert listener.budget.unsent_bytes <= budget_bytes + len(lazy) * UNSENT_BYTES_FREE
+            for connection in lazy:
+                connection.close()
+            # A reader gets all of it, once the others are gone.
+            subscription, found = await brisk.subscribe("demo", start="earliest"), 0
+            while found < len(values):
+                found += len(await subscription.next_batch())
+
+
+async def connected_lazily(broker: RunningBroker) -> QuicConnection:
+    """A subscriber of all there is, who reads nothing of it."""
+    host, _, port = broker.addresses["felix"].rpartition(":")
+    connection = await connect_quic(host, int(port), ca_file=broker.certificate)
+    stream = connection.open_stream()
+    await stream.write(encode_message(Subscribe(**DEMO, start=StartOffset(0))), end=True)
+    connection.pause_receiving()
+    return connection

@@ -1,7 +1,7 @@
 """A subscription: a cursor over the log, and the stream that was opened for it.
 
 When a commit brought something new, or the network takes more, it sends what lies between its cursor and the end; records stay in the
-log, so one that is slow holds no more than its send buffer.
+log, so one that is slow holds no more than its send buffer, and all of them together no more than the bound on unsent replies.
 
 A subscriber that falls too far behind is handled as the listener says: it skips to the end (`drop`), stays where it is (`pause`), or is
 ended (`close`). What it did not get is counted. One that asked for older records is not behind until it has caught up once: it gets all of
@@ -158,7 +158,7 @@ class Subscriber:
         return None
 
     def _advance(self, index: int) -> bool:
-        """Send the next chunk of a partition; False where it has to be read from disk first."""
+        """Send the next chunk of a partition; False where it has to be read from disk first, or there is no room for it."""
         offset = self._positions[index]
         try:
             chunk = self._feed.chunk(self._form, index, offset)
@@ -168,8 +168,7 @@ class Subscriber:
         if chunk is None:
             self._loading = asyncio.get_running_loop().create_task(self._load(index, offset))
             return False
-        self._send(index, chunk)
-        return True
+        return self._send(index, chunk)
 
     async def _load(self, index: int, offset: int) -> None:
         """Records that are not in memory any more: one read at a time, and nothing kept of it but what was sent."""
@@ -186,13 +185,17 @@ class Subscriber:
             return
         else:
             self._loading = None
-            if not self._gone and self._positions[index] == offset:  # it may have skipped ahead meanwhile
-                self._send(index, chunk)
+            may_be_sent = not self._gone and self._positions[index] == offset  # it may have skipped ahead meanwhile
+            if may_be_sent and not self._send(index, chunk):
+                return
         self.pump()
 
-    def _send(self, index: int, chunk: Chunk) -> None:
-        self._positions[index] = chunk.next_offset
+    def _send(self, index: int, chunk: Chunk) -> bool:
+        """Send a chunk; False if what peers have not taken leaves no room for it. `resume` is called when there is."""
         data = chunk.addressed_to(self._address)
+        if not self._stream.room_for(len(data)):
+            return False
+        self._positions[index] = chunk.next_offset
         if data:
             stats = self._feed.feeds.stats
             stats.delivered_events += chunk.events
@@ -200,6 +203,7 @@ class Subscriber:
             if chunk.headers and self._feed.feeds.broker.tracing is not None:
                 self._feed.feeds.broker.tracing.deliver(self._feed.topic, chunk.headers, partition=index)
             self._stream.send(data)
+        return True
 
     def _skip_deleted(self, index: int) -> None:
         """Retention was faster than this subscriber."""
