@@ -43,7 +43,7 @@ class Cluster:
 
 class FakePartition:
     topic, index, place, config = "t", 0, ("t", 0), TopicConfig()
-    deleted = busy = False
+    deleted = busy = claimed = False
     sequence = 0
     failure: str | None = None
 
