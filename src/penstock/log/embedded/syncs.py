@@ -43,7 +43,12 @@ class Syncs:
         """Sync what is left; returns once everything is synced."""
         while self._owed:
             path = next(iter(self._owed))
-            self.put(path, self._disk.open_append(path, create=False))
+            try:
+                fd = self._disk.open_append(path, create=False)
+            except FileNotFoundError:
+                del self._owed[path]  # a rewrite that the start has finished took its place, synced before it was named
+            else:
+                self.put(path, fd)
         while self._under_way:
             self._under_way.popleft().result()
 
