@@ -271,6 +271,7 @@ async def test_an_expired_letter_is_not_listed(broker: Broker, clock: ManualCloc
 # -- replaying ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.dense
 async def test_a_replay_writes_the_record_as_it_was_where_it_was(broker: Broker) -> None:
     await broker.create_topic(WHO, "orders", TopicConfig(partitions=3))
     await dead_letter(broker, [failed(partition=2), failed(partition=1)])
@@ -282,6 +283,7 @@ async def test_a_replay_writes_the_record_as_it_was_where_it_was(broker: Broker)
     assert broker.dead_letters.stats.replayed == 1
 
 
+@pytest.mark.dense
 async def test_a_letter_from_a_partition_that_is_no_more_goes_by_its_key(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders")
     await dead_letter(broker, [failed(partition=9)])
@@ -289,6 +291,7 @@ async def test_a_letter_from_a_partition_that_is_no_more_goes_by_its_key(broker:
     assert await values_of(broker, "orders") == [b"v"]
 
 
+@pytest.mark.dense
 async def test_a_letter_is_replayed_once(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders")
     await dead_letter(broker, [failed()])
@@ -304,6 +307,7 @@ async def test_a_letter_is_replayed_once(broker: Broker) -> None:
     assert results[2] == 0
 
 
+@pytest.mark.dense
 async def test_a_replay_is_remembered_across_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.ensure_topic(WHO, "orders")
@@ -340,6 +344,7 @@ async def test_all_letters_are_replayed_in_batches_or_only_counted(
 
 
 @pytest.mark.parametrize("letter_id", ["", "0-1", "1-0", "m-9", "0-99999999999999999999", "-1-0"])
+@pytest.mark.dense
 async def test_an_id_that_is_not_listed_is_not_found(broker: Broker, letter_id: str) -> None:
     await broker.ensure_topic(WHO, "orders")
     await dead_letter(broker, [failed()])
@@ -368,6 +373,7 @@ async def test_a_letter_that_names_another_topic_is_replayed_to_its_own(broker: 
     assert await values_of(broker, "orders") == [b"hi"]
 
 
+@pytest.mark.dense
 async def test_a_replay_must_follow_the_schema_of_the_topic(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders")
     await dead_letter(broker, [failed(b"[]"), failed(b"{}")])
@@ -395,6 +401,7 @@ async def test_a_letter_that_the_topic_refuses_keeps_no_other_from_being_replaye
 # -- purging -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.dense
 async def test_a_purge_deletes_letters_and_marks(engine: Engine, broker: Broker) -> None:
     await broker.ensure_topic(WHO, "orders")
     await dead_letter(broker, [failed(b"1"), failed(b"2")])

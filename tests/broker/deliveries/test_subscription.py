@@ -113,6 +113,7 @@ async def test_a_record_is_settled_once_nobody_is_owed_it(broker: Broker, clock:
     assert not subscription.is_settled(two), "not before it is a dead letter"
 
 
+@pytest.mark.dense
 async def test_no_more_than_the_bound_is_in_flight(broker: Broker) -> None:
     subscription = await subscribe(broker)
     await produce(broker, "orders", [b"%d" % n for n in range(10)])
@@ -320,6 +321,7 @@ async def test_a_subscription_may_give_its_readers_more_time(broker: Broker, clo
     assert again.tag == delivery.tag
 
 
+@pytest.mark.dense
 async def test_many_records_are_taken_and_settled_at_once_within_their_bounds(broker: Broker) -> None:
     subscription = await subscribe(broker)
     await produce(broker, "orders", [b"%d" % number * 10 for number in range(4)])

@@ -128,6 +128,7 @@ async def test_a_record_that_cannot_be_read_holds_up_the_dead_letters_of_its_sub
     assert broker.background.failing == {}
 
 
+@pytest.mark.dense
 async def test_storing_acknowledgements_goes_on_after_an_unexpected_error(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ async def test_a_watcher_that_fails_keeps_the_news_from_no_other(broker: Broker)
     assert told == ["second"]
 
 
+@pytest.mark.dense
 async def test_a_durability_callback_that_fails_keeps_the_answer_from_no_other(broker: Broker) -> None:
     subscription = await subscribe(broker)
     await produce(broker, "orders", [b"a"])

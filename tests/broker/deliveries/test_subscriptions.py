@@ -87,6 +87,7 @@ async def test_the_lower_qos_of_record_and_subscription_counts(broker: Broker) -
     assert careless.in_flight == 0
 
 
+@pytest.mark.dense
 async def test_a_record_whose_deliveries_are_used_up_becomes_a_dead_letter_once(
     tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -112,6 +113,7 @@ async def test_a_record_whose_deliveries_are_used_up_becomes_a_dead_letter_once(
         assert len(await broker.dead_letters.letters(ANONYMOUS, "orders", 10)) == 1
 
 
+@pytest.mark.dense
 async def test_a_refused_last_delivery_and_one_that_cannot_arrive_become_dead_letters(
     tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -128,6 +130,7 @@ async def test_a_refused_last_delivery_and_one_that_cannot_arrive_become_dead_le
         assert [letter.reason for letter in letters] == ["refused by its reader", "too large"]
 
 
+@pytest.mark.dense
 async def test_what_was_acknowledged_stays_settled_over_a_restart_and_the_rest_comes_again(
     tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -145,6 +148,7 @@ async def test_what_was_acknowledged_stays_settled_over_a_restart_and_the_rest_c
         assert [(d.tag, d.value) for d in deliveries if d] == [(2, b"1"), (4, b"3"), (5, b"4"), (6, b"5")]
 
 
+@pytest.mark.dense
 async def test_a_restart_leaves_every_record_at_least_one_more_delivery(tmp_path: Path, clock: ManualClock) -> None:
     policy = DeliveryPolicy(deliveries_max=1, in_flight_max=4)
     async with a_broker(tmp_path / "d", clock, policy) as broker:

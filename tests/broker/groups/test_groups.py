@@ -198,6 +198,7 @@ async def test_an_offset_committed_before_its_topic_existed_does_not_apply_to_it
 # -- start, reset, seek ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.dense
 async def test_a_reader_starts_at_the_earliest_the_latest_or_where_its_group_is(broker: Broker) -> None:
     await broker.ensure_topic(WHO, "t")
     assert await broker.start_position(WHO, "t", "g", 0, "latest") == 0

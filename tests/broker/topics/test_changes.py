@@ -85,6 +85,7 @@ async def test_partitions_cannot_be_removed(broker: Broker) -> None:
     assert (await broker.topics.add_partitions(ANONYMOUS, "orders", 3)).config.partitions == 3
 
 
+@pytest.mark.dense
 async def test_records_without_a_key_go_to_new_partitions_too(broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2))
     await produce(broker, "orders", [b"1", b"2", b"3"])
