@@ -489,7 +489,9 @@ def test_a_tls_file_that_is_not_there_is_named(tmp_path: Path, file: Path) -> No
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, file: Path) -> None:
-    assert problems(file) == ["penstock.toml does not exist: create it, or leave out --config to run with the defaults"]
+    assert problems(file) == [
+        "penstock.toml does not exist: check the path, or create it with: penstock config init penstock.toml"
+    ]
     file.write_text("data_dir = \n")
     assert problems(file) == ["penstock.toml is not valid TOML: Invalid value (at line 1, column 12)"]
     file.write_bytes(b'data_dir = "\xff"')

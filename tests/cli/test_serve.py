@@ -116,7 +116,7 @@ def test_a_start_that_fails_gives_the_process_its_signals_back(run: Run) -> None
         ),
         (["--durability", "maybe"], "Invalid value: --durability: durability: durability 'maybe' is not known"),
         (["--log-level", "loud"], 'Invalid value: --log-level: logging.level = "loud" is not known'),
-        (["--config", "nope.toml"], "nope.toml does not exist: create it"),
+        (["--config", "nope.toml"], "nope.toml does not exist: check the path"),
     ],
 )
 def test_a_wrong_setting_stops_it_before_it_starts(run: Run, args: list[str], error: str) -> None:

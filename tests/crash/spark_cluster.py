@@ -5,7 +5,7 @@
 Executors have Penstock from the archive of `penstock spark pack`, and read over TCP as from another machine (without the rights of root,
 the broker's proof that its files are near is hidden instead). A round is a batch; a stream, which is resumed; a task that Spark speculates
 on; an executor that is killed; two queries of one topic, one of which loses its worker; a Delta and an Iceberg table of a pipeline, whose
-executors are killed while their tasks write; and a whole pipeline. Readers that are not Spark find every row once. Ends with 1, and leaves
+executors are killed before their tasks write; and a whole pipeline. Readers that are not Spark find every row once. Ends with 1, and leaves
 its files where they are, where that is not so. `test_spark_cluster.py` runs one small round.
 """
 

@@ -25,7 +25,7 @@ FIRST_AFTER_S: Final = 1.0
 SAMPLES_MAX: Final = 360
 STAGES_SAMPLED_MAX: Final = 1_000
 FILLING_S_MIN: Final = 60.0
-"""How long the disk is watched before anybody is told when it will be full."""
+"""The shortest history from which to predict when the disk is full."""
 
 Kind = Literal["group", "subscription"]
 _Number = TypeVar("_Number", int, float)

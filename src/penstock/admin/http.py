@@ -215,7 +215,7 @@ class AdminServer:
         await served(scope, receive, send)
 
     async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a client to the node that leads: it decides, and has what there is to see."""
+        """Redirect a client to the leader, which has the state that the API shows and changes."""
         url = None if self._leader_url is None else self._leader_url()
         response: Response
         if url is None:

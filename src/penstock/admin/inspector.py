@@ -84,7 +84,7 @@ class Inspection:
         """Whether each is decoded; those that were open before are not until a frame begins."""
         self._open: dict[int, Dissector] = {}
         self._decoding = threading.Lock()
-        """Held in the worker thread, which goes on when nobody waits for it any more."""
+        """Held by the worker thread, which continues after the request that started it is cancelled."""
 
     def attach(self, connection: Tappable) -> None:
         self._connection = connection

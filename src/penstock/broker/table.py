@@ -456,7 +456,7 @@ async def _ask(
     except PenstockError as error:
         _log.error("outcome_not_settled", outcome=str(unknown), error=str(error))
         outcome = unknown
-    except Exception:  # noqa: BLE001  whoever waits is answered all the same
+    except Exception:  # noqa: BLE001 - the callers are answered in any case
         _log.exception("outcome_not_settled", outcome=str(unknown))
         outcome = unknown
     known(outcome)

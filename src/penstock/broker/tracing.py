@@ -1,4 +1,4 @@
-"""Where records enter and leave the broker, for whoever traces them; `penstock.telemetry` does so with OpenTelemetry.
+"""Tracing hooks where records enter and leave the broker; `penstock.telemetry` implements them with OpenTelemetry.
 
 A broker without tracing has None in its place: nothing is done for a record, and one comparison for each run of records or reply.
 """

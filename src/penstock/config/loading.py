@@ -116,7 +116,7 @@ def _led_by(origin: str) -> str:
 
 
 def _file_layer(file: Path) -> Layer:
-    data = toml_file.read_bytes(file, if_absent="create it, or leave out --config to run with the defaults")
+    data = toml_file.read_bytes(file, if_absent=f"check the path, or create it with: penstock config init {file}")
     values = toml_file.parse(data, file)
     _resolve_paths(Config, values, file.resolve().parent)
     return Layer(values, {(): f"file {file}"})

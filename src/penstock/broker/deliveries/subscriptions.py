@@ -330,7 +330,7 @@ class Subscriptions(Part):
         ]
 
     def topic_changed(self, name: str) -> None:
-        """A topic was changed, whoever did that: subscriptions read partitions that were added, from their start, and end if it is gone.
+        """Handle a change of a topic by any node: subscriptions read added partitions from their start, and end if the topic is gone.
 
         What is stored of those that end is deleted by `forget_topic`, or at the next start.
         """
