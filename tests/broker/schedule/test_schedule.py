@@ -68,11 +68,11 @@ async def delivered(broker: Broker, topic: str, count: int, partition: int = 0) 
     handle = broker.partition(WHO, topic, partition)
     arrived = asyncio.Event()
     stop = handle.watch(arrived.set)
-    while handle.committed_end < count:
+    while len(values := await read_values(handle)) < count:  # offsets may skip, so the end says nothing
         await arrived.wait()
         arrived.clear()
     stop()
-    return await read_values(handle)
+    return values
 
 
 async def nothing_more_happens(broker: Broker) -> None:
