@@ -25,6 +25,7 @@ class Race:
     def __init__(self, path: str) -> None:
         self._path = path
         self._over = threading.Event()
+        self._compacted = threading.Event()
         self._failures: list[BaseException] = []
         self.compactions = 0
         self.rebuilds = 0
@@ -58,16 +59,23 @@ class Race:
     def _compact(self) -> None:
         while not self._over.is_set():
             done = self._table().compact(1 << 20)
-            self.compactions += done.files_after < done.files_before
+            if done.files_after < done.files_before:
+                self.compactions += 1
+                self._compacted.set()
 
     def _rebuild(self) -> None:
+        """Rebuilds end every compaction they meet, so one waits for a compaction before the next."""
         table = self._table()
         while not self._over.is_set():
             handle = table.handle()
             assert handle is not None
             batch = handle.transaction_version(QUERY)
             files = write_data_files(ids_from(0, ROWS * (batch + 1)), LocalStore(self._path), small=True)
-            self.rebuilds += table.replace(handle, QUERY, batch, files, COLUMNS)
+            if table.replace(handle, QUERY, batch, files, COLUMNS):
+                self.rebuilds += 1
+                self._compacted.clear()
+                while not (self._over.is_set() or self._compacted.wait(0.01)):
+                    pass
 
     def _guarded(self, work: Callable[[], None]) -> Callable[[], None]:
         def guarded() -> None:
