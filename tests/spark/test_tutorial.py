@@ -56,7 +56,7 @@ def run_command(command: str, broker: BrokerProcess | RunningBroker) -> str:
 
 
 @pytest.mark.jvm
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(400)
 def test_the_tutorial_runs_as_written(spark: SparkSession, shop: BrokerProcess) -> None:
     names: dict[str, Any] = {}
     printed = ""
