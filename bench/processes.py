@@ -34,7 +34,7 @@ class Broker:
         """`config` is TOML that is added to the file: other listeners, say."""
         # With a file, only the listeners that it names are on.
         file = data_dir.with_suffix(".toml")
-        file.write_text(f'[listeners.flymq]\nbind = "{HOST}:0"\n\n[admin]\nbind = "{HOST}:0"\n\n{config}')
+        file.write_text(f'{config}\n\n[listeners.flymq]\nbind = "{HOST}:0"\n\n[admin]\nbind = "{HOST}:0"\n')
         self._flags = ("--config", str(file), "--data-dir", str(data_dir), *flags)
         self._log = data_dir.with_suffix(".log")
         self._process: subprocess.Popen[str] | None = None

@@ -15,6 +15,7 @@ from bench.cases import (
     fujin,
     idempotent,
     idle,
+    kafka_engine,
     logins,
     one_in_flight,
     partitions,
@@ -50,5 +51,6 @@ CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "delayed": delayed.measure,
     "logins": logins.measure,
     "arrow": arrow.measure,
+    "kafka-engine": kafka_engine.measure,
     "spark": spark.measure,
 }
