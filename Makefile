@@ -30,6 +30,11 @@ run: $(SETUP_DONE) ## start a broker with the defaults, in the foreground
 demo: $(SETUP_DONE) ## see it work: five protocols, a crash, three tables by Spark; CONSOLE=1 leaves the console open
 	@$(BIN)/python -m scripts.demo $(if $(CONSOLE),--console)
 
+.PHONY: demo-cluster
+demo-cluster: $(SETUP_DONE) ## see a cluster work: three brokers of Kafka, three nodes, one of each killed under load
+	@scripts/install-kafka
+	@$(BIN)/python -m scripts.demo.cluster
+
 # $(call pytest_twice,TESTS,OPTIONS of the first run): tests that fail are run once more, alone. One that passes then depends on the load of
 # the machine: its first failure stays in the output, and is a bug to look at. One that fails again fails the run.
 pytest_twice = $(BIN)/python -m pytest $(1) $(2) || { [ $$? -eq 1 ] && \

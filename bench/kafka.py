@@ -1,7 +1,8 @@
-"""An Apache Kafka of our own on this machine: one node, broker and controller in one process, from what scripts/install-kafka fetched.
+"""An Apache Kafka of our own on this machine, from what scripts/install-kafka fetched: brokers that are controllers in the same process.
 
-The settings are those Kafka comes with, but for what one node needs; so is the way it is started (heap of 1 GB, G1). That a write is
-acknowledged means, as everywhere with Kafka, that it is in the page cache of every replica in sync, of which there is one here.
+The settings are those Kafka comes with, but for what few brokers need; so is the way it is started (heap of 1 GB, G1). That a write is
+acknowledged means, as everywhere with Kafka, that it is in the page cache of every replica in sync. A broker that stands alone is the only
+one; of a `KafkaCluster`, all are replicas.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ FORMATTED: Final = CACHE / "formatted"
 """A data directory as the storage tool makes it, which takes seconds: a broker begins with a copy."""
 API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 """A request that every broker answers, once it answers anything: its size, ApiVersions, version 0, id 1, no client id."""
+CLUSTER_ID: Final = base64.urlsafe_b64encode(uuid.uuid5(uuid.NAMESPACE_DNS, "penstock").bytes).decode().rstrip("=")
+"""Of every cluster here: brokers with different ids would refuse each other."""
 
 
 class KafkaMissing(RuntimeError):
@@ -77,9 +80,12 @@ class Kafka:
         light: bool = False,
         settings: Mapping[str, str] | None = None,
         secured: Mapping[str, str] | None = None,
+        node: int = 1,
+        controllers: Mapping[int, int] | None = None,
     ) -> None:
         """`partitions` is how many a topic gets. `settings` are added to those of the broker; `secured` are further listeners by name,
-        each with its security protocol."""
+        each with its security protocol. `controllers` are the ports of a cluster's controllers by node; one of them is this `node`, and
+        somebody has to wait until the cluster is ready."""
         self._class_path = str(_jars("broker")[0].parent / "*")
         self._java = str(find_java(os.environ) / "bin" / "java")
         self._flags = LIGHT_JVM_FLAGS if light else JVM_FLAGS
@@ -89,7 +95,8 @@ class Kafka:
         self._settings = directory / "server.properties"
         self.addresses = {name: f"{HOST}:{free_port()}" for name in secured or ()}
         """Of the further listeners, by name."""
-        properties = _properties(directory / "data", self.port, free_port(), partitions)
+        self._node = node
+        properties = _properties(directory / "data", self.port, node, controllers or {node: free_port()}, partitions)
         for name, protocol in (secured or {}).items():
             address = f",{name}://{self.addresses[name]}"
             properties["listeners"] += address
@@ -99,15 +106,23 @@ class Kafka:
         self._settings.write_text("".join(lines))
         self._format(directory / "data")
         self._process: subprocess.Popen[bytes] | None = None
-        self.start()
+        self._launch()
+        if controllers is None:
+            self.wait_until_ready()
 
     def start(self) -> None:
-        """Run it, again after it was stopped or killed."""
+        """Run it again after it was stopped or killed."""
+        self._launch()
+        self.wait_until_ready()
+
+    def _launch(self) -> None:
         with self._log.open("ab") as log:
             command = [self._java, *self._flags, "-cp", self._class_path, "kafka.Kafka", str(self._settings)]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait_until_ready(self) -> None:
         try:
-            self._wait_until_ready()
+            self._wait_until_it_answers()
         except BaseException:
             self.stop()
             raise
@@ -133,11 +148,9 @@ class Kafka:
             end(process, how)
 
     def _format(self, data: Path) -> None:
-        made = FORMATTED / str(_jars("broker")[0].stat().st_mtime_ns)
+        made = FORMATTED / f"{_jars('broker')[0].stat().st_mtime_ns}-{CLUSTER_ID}-{self._node}"
         if not made.exists():
-            # An id of a cluster is a UUID in URL-safe base64; one that began with a dash would be taken for a flag.
-            cluster = "a" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:].rstrip("=")
-            self._run("kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(self._settings))
+            self._run("kafka.tools.StorageTool", "format", "--cluster-id", CLUSTER_ID, "--config", str(self._settings))
             unfinished = made.with_suffix(f".{os.getpid()}")
             shutil.copytree(data, unfinished)
             try:
@@ -154,7 +167,7 @@ class Kafka:
         if done.returncode:
             raise RuntimeError(f"{words[0]} failed:\n{(done.stderr + done.stdout)[-2000:]}")
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + START_S_MAX
         while time.monotonic() < deadline:
             assert self._process is not None
@@ -181,6 +194,46 @@ class Kafka:
         self.stop()
 
 
+class KafkaCluster:
+    """Brokers that replicate each other's partitions. A write needs all but one of them."""
+
+    def __init__(self, directory: Path, brokers: int, *, light: bool = False) -> None:
+        controllers = {node: free_port() for node in range(1, brokers + 1)}
+        replicated = {
+            "default.replication.factor": str(brokers),
+            "offsets.topic.replication.factor": str(brokers),
+            "transaction.state.log.replication.factor": str(brokers),
+            "transaction.state.log.min.isr": str(brokers - 1),
+            "min.insync.replicas": str(brokers - 1),
+        }
+        self.brokers = [
+            Kafka(directory / f"kafka{node}", 1, light=light, settings=replicated, node=node, controllers=controllers)
+            for node in controllers
+        ]
+        try:
+            for broker in self.brokers:
+                broker.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def bootstrap(self) -> list[str]:
+        return [broker.bootstrap for broker in self.brokers]
+
+    def stop(self) -> None:
+        for broker in self.brokers:
+            broker.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
 def _jars(part: str) -> list[Path]:
     jars = sorted((CACHE / part).glob("*.jar"))
     if not jars:
@@ -188,11 +241,12 @@ def _jars(part: str) -> list[Path]:
     return jars
 
 
-def _properties(data: Path, port: int, controller_port: int, partitions: int) -> dict[str, str]:
+def _properties(data: Path, port: int, node: int, controllers: Mapping[int, int], partitions: int) -> dict[str, str]:
+    controller_port = controllers[node]
     return {
         "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "node.id": str(node),
+        "controller.quorum.voters": ",".join(f"{each}@{HOST}:{its_port}" for each, its_port in controllers.items()),
         "controller.listener.names": "CONTROLLER",
         "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
         "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",

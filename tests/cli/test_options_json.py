@@ -45,6 +45,7 @@ WORKS: dict[str, str] = {
     "backup create": "{backups}",
     "backup list": "backups",
     "bench": "--records=10",
+    "cluster": "",
     "completion": "bash",
     "config check": "",
     "console": "",

@@ -19,6 +19,7 @@ from penstock.cli import (
     backup,
     bench,
     cache,
+    cluster,
     configuration,
     console,
     consume,
@@ -80,6 +81,7 @@ ORDER = (
     "key",
     "audit",
     "cache",
+    "cluster",
     "console",
     "pipeline",
     "spark",
@@ -220,6 +222,7 @@ app.add_typer(role.app, name="role")
 app.add_typer(acl.app, name="acl")
 app.add_typer(key.app, name="key")
 app.add_typer(cache.app, name="cache")
+app.command()(cluster.cluster)
 app.add_typer(audit.app, name="audit")
 app.command(needs_broker=False)(console.console)
 app.add_typer(pipeline.app, name="pipeline")

@@ -426,7 +426,7 @@ class Access(SyncObject[AsyncAccess]):
         return self._thread.run(self._async.export_audit(form, query))
 
     def cluster_status(self) -> ClusterState:
-        """Return the state of the cluster, which is one node."""
+        """Return the nodes of the cluster, and which one leads."""
         return self._thread.run(self._async.cluster_status())
 
 

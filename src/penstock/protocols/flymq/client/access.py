@@ -135,7 +135,7 @@ class AsyncAccess:
     # -- the cluster -----------------------------------------------------------------------------------------------------
 
     async def cluster_status(self) -> ClusterState:
-        """Return the state of the cluster, which is one node."""
+        """Return the nodes of the cluster, and which one leads."""
         return await self._ask(ClusterStatus())
 
 

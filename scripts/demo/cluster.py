@@ -1,0 +1,265 @@
+"""See a cluster work: `make demo-cluster`. Three brokers of Kafka, three nodes in front of them, orders over every protocol, and one of
+each killed meanwhile.
+
+Everything happens in a temporary directory and on free ports. Every channel connects to another node when its own is gone, and sends again
+what was not acknowledged. At the end each acknowledged order must be there, and the demo ends with an error if one is not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from bench.kafka import KafkaCluster, KafkaMissing
+from penstock.clock import SystemClock
+from penstock.errors import JavaMissing, PenstockError
+from penstock.net.certificates import own_certificate
+from penstock.spark.java import find_java
+from penstock.testing.process import BrokerProcess
+from scripts.demo import travel
+from scripts.demo.intake import TOPIC
+from scripts.demo.narration import DemoFailed, Narrator
+from scripts.demo.orders import CHANNELS, orders_of
+from scripts.demo.speakers import SPEAKERS, Speaker, configuration
+
+NODES: Final = ("node1", "node2", "node3")
+BROKERS: Final = 3
+PARTITIONS: Final = 3
+ORDERS_PER_CHANNEL: Final = 4_000
+CHUNK: Final = 50
+PAUSE_S: Final = 0.1
+"""Between chunks, so that there is a load for as long as things are killed."""
+SEND_S_MAX: Final = 120.0
+"""For one chunk, over all attempts."""
+BROKER_KILLED_AT, NODE_KILLED_AT = 0.25, 0.5
+"""Shares of the orders that are acknowledged when one is killed."""
+
+
+def main() -> None:
+    try:
+        find_java(os.environ)
+    except JavaMissing as missing:
+        raise SystemExit(f"the demo runs Kafka and Spark: {missing}") from None
+    narrator = Narrator(Console())
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name, ExitStack() as running:
+        directory = Path(name)
+        narrator.step("Three brokers of Kafka", "Each has a copy of every record; a write needs two of them.")
+        try:
+            kafka = running.enter_context(KafkaCluster(directory / "kafka", BROKERS, light=True))
+        except KafkaMissing as missing:
+            raise SystemExit(f"the demo runs Kafka: {missing}") from None
+        narrator.say(f"ready after {narrator.seconds:.0f} s: {', '.join(kafka.bootstrap)}")
+        narrator.step("Three nodes", "Each speaks five protocols. They keep nothing: the log is in Kafka.")
+        nodes = [running.enter_context(node) for node in make_nodes(directory, kafka.bootstrap)]
+        show_nodes(narrator, nodes)
+        show_matrix(narrator, nodes)
+        channels = send_while_parts_fail(narrator, kafka, nodes)
+        check_stored(narrator, nodes, channels)
+        read_with_spark(narrator, nodes, channels)
+    narrator.step("Your turn", f"All of this took {narrator.seconds:.0f} s, and left nothing behind.")
+    narrator.say("docs/kafka.md says how to set up a cluster, and docs/migrate.md how to move a broker's log to it")
+
+
+def make_nodes(directory: Path, bootstrap: Sequence[str]) -> list[BrokerProcess]:
+    """Nodes that differ by their name only. QUIC clients may have their TLS connection with any of them, so all have one certificate."""
+    made = own_certificate(directory, SystemClock())
+    nodes = []
+    for name in NODES:
+        data_dir = directory / name
+        data_dir.mkdir()
+        for file in (made.cert, made.key):
+            shutil.copy2(file, data_dir)
+        tls = f'tls = {{ cert = "{made.cert}", key = "{made.key}" }}\n'
+        listeners = configuration()
+        for protocol in ("fujin", "felix"):
+            listeners = listeners.replace(f"[listeners.{protocol}]\n", f"[listeners.{protocol}]\n{tls}")
+        config = (
+            f'engine = "kafka"\n\n[kafka]\nbootstrap = {list(bootstrap)}\nreplication = {BROKERS}\n\n'
+            f'[cluster]\nbind = "127.0.0.1:0"\nnode = "{name}"\nsecret = "the secret of the demo"\n\n{listeners}'
+        )
+        nodes.append(BrokerProcess(data_dir, config=config, start_s_max=120.0))
+    return nodes
+
+
+def alive(nodes: Sequence[BrokerProcess]) -> list[BrokerProcess]:
+    return [node for node in nodes if node.running]
+
+
+def show_nodes(narrator: Narrator, nodes: Sequence[BrokerProcess]) -> None:
+    with alive(nodes)[0].connect() as client:
+        status = client.access.cluster_status()
+        while not all(address for _, address, _ in status.nodes):  # one that has just joined
+            time.sleep(0.1)
+            status = client.access.cluster_status()
+    narrator.table(
+        "penstock cluster",
+        ("node", "address", "state", "role"),
+        ((*node, "leads" if node[0] == status.leader else "follows") for node in status.nodes),
+    )
+
+
+def show_matrix(narrator: Narrator, nodes: Sequence[BrokerProcess]) -> None:
+    narrator.step(
+        "Every protocol reads what every other wrote, on any node", "Writers and readers are on different nodes."
+    )
+    with nodes[0].connect() as client:
+        client.create_topic(TOPIC, PARTITIONS)
+        for topic in travel.TOPICS:
+            client.create_topic(topic)
+    with ExitStack() as clients:
+        speakers = [
+            clients.enter_context(speaker(nodes[number % len(nodes)])) for number, speaker in enumerate(SPEAKERS)
+        ]
+        travel.show_matrix(narrator, speakers)
+        travel.show_relay(narrator, speakers)
+
+
+class Channel(threading.Thread):
+    """A part of the shop that sends its orders until each is acknowledged, to whichever node is there."""
+
+    def __init__(self, number: int, kind: type[Speaker], nodes: Sequence[BrokerProcess]) -> None:
+        super().__init__(name=CHANNELS[kind.name], daemon=True)
+        self.kind = kind
+        self.sent = orders_of(self.name, ORDERS_PER_CHANNEL, number * ORDERS_PER_CHANNEL)
+        self.acknowledged = 0
+        self.sent_again: set[bytes] = set()
+        """Values that may be stored twice: nobody said whether they were stored the first time."""
+        self.longest_s = 0.0
+        self.failure: str | None = None
+        self._nodes = nodes
+        self._number = number
+        self._speaker: Speaker | None = None
+
+    def run(self) -> None:
+        try:
+            for first in range(0, ORDERS_PER_CHANNEL, CHUNK):
+                at = time.monotonic()
+                self._send(self.sent.records[first : first + CHUNK])
+                self.longest_s = max(self.longest_s, time.monotonic() - at)
+                self.acknowledged += CHUNK
+                time.sleep(PAUSE_S)
+        finally:
+            self._disconnect()
+
+    def _send(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        deadline = time.monotonic() + SEND_S_MAX
+        while True:
+            try:
+                self._connected().send(TOPIC, records)
+                return
+            except (PenstockError, OSError) as error:
+                if time.monotonic() > deadline:
+                    self.failure = f"{self.kind.name} could not send for {SEND_S_MAX:.0f} s: {error}"
+                    raise DemoFailed(self.failure) from None
+                if self._speaker is not None:
+                    self.sent_again.update(value for _, value in records)
+                self._disconnect()
+
+    def _connected(self) -> Speaker:
+        if self._speaker is None:
+            there = alive(self._nodes)
+            self._speaker = self.kind(there[self._number % len(there)])
+            self._number += 1
+        return self._speaker
+
+    def _disconnect(self) -> None:
+        speaker, self._speaker = self._speaker, None
+        if speaker is not None:
+            with suppress(PenstockError, OSError):
+                speaker.client.close()
+
+
+def send_while_parts_fail(narrator: Narrator, kafka: KafkaCluster, nodes: Sequence[BrokerProcess]) -> list[Channel]:
+    narrator.step(
+        "A day of orders, and two failures", "Each part of a shop has its own protocol, on a node of its own."
+    )
+    channels = [Channel(number, kind, nodes) for number, kind in enumerate(SPEAKERS)]
+    for channel in channels:
+        channel.start()
+    wait_until_acknowledged(channels, BROKER_KILLED_AT)
+    kafka.brokers[0].kill()
+    narrator.say(f"{acknowledged(channels):,} orders acknowledged: [red]a broker of Kafka killed (kill -9)[/red]")
+    wait_until_acknowledged(channels, NODE_KILLED_AT)
+    with alive(nodes)[0].connect() as client:
+        leader = client.access.cluster_status().leader
+    nodes[NODES.index(leader)].kill9()
+    narrator.say(f"{acknowledged(channels):,} orders acknowledged: [red]{leader}, which leads, killed (kill -9)[/red]")
+    for channel in channels:
+        channel.join()
+        if channel.failure is not None:
+            raise DemoFailed(channel.failure)
+    narrator.table(
+        "every order was acknowledged",
+        ("channel", "protocol", "orders", "sent again", "longest wait in s"),
+        (
+            (channel.name, channel.kind.name, channel.acknowledged, len(channel.sent_again), channel.longest_s)
+            for channel in channels
+        ),
+    )
+    show_nodes(narrator, nodes)
+    return channels
+
+
+def acknowledged(channels: Sequence[Channel]) -> int:
+    return sum(channel.acknowledged for channel in channels)
+
+
+def wait_until_acknowledged(channels: Sequence[Channel], share: float) -> None:
+    while acknowledged(channels) < share * ORDERS_PER_CHANNEL * len(channels):
+        if not any(channel.is_alive() for channel in channels):
+            raise DemoFailed(next((each.failure for each in channels if each.failure), "nobody sends any more"))
+        time.sleep(0.05)
+
+
+def check_stored(narrator: Narrator, nodes: Sequence[BrokerProcess], channels: Sequence[Channel]) -> None:
+    narrator.step("What is in the log", "Read from a node that is left.")
+    with alive(nodes)[0].connect() as client:
+        stored = Counter(record.value or b"" for record in client.records(TOPIC))
+    expected = {value for channel in channels for _, value in channel.sent.records}
+    maybe_twice = set().union(*(channel.sent_again for channel in channels))
+    lost = expected - stored.keys()
+    twice = {value for value, count in stored.items() if count > 1}
+    if lost or stored.keys() - expected or twice - maybe_twice:
+        raise DemoFailed(
+            f"{len(expected):,} orders were acknowledged; {len(lost)} are lost, {len(twice - maybe_twice)} that were sent "
+            f"once are there twice, and {len(stored.keys() - expected)} were never sent"
+        )
+    narrator.say(
+        f"[green]all {len(expected):,} acknowledged orders are there, none lost[/green]; {len(twice):,} are there twice, all of "
+        f"them among the {len(maybe_twice):,} that were sent again"
+    )
+
+
+def read_with_spark(narrator: Narrator, nodes: Sequence[BrokerProcess], channels: Sequence[Channel]) -> None:
+    narrator.step("The same in Spark", "The topic is a table; here it is read through a node that is left.")
+    import penstock.spark
+
+    spark = penstock.spark.session()
+    try:
+        records = (
+            spark.read.format("penstock")
+            .option("penstock.bootstrap", alive(nodes)[0].address)
+            .option("subscribe", TOPIC)
+            .load()
+        )
+        rows = records.select("value").distinct().count()
+    finally:
+        spark.stop()
+    expected = sum(len(channel.sent.records) for channel in channels)
+    if rows != expected:
+        raise DemoFailed(f"Spark finds {rows:,} different orders where {expected:,} were sent")
+    narrator.say(f"[green]Spark finds {rows:,} different orders: all of them[/green]")
+
+
+if __name__ == "__main__":
+    main()
