@@ -170,6 +170,11 @@ screenshots: $(SETUP_DONE) ## every page of the console, in build/screenshots
 hostile: $(SETUP_DONE) ## what a thousand hostile peers cost a broker in memory (4 min)
 	@$(BIN)/python -m tests.crash.hostile
 
+.PHONY: torture-cluster
+torture-cluster: $(SETUP_DONE) ## three brokers of Kafka and three nodes, killed and frozen under load (ROUNDS=12)
+	@scripts/install-kafka
+	@$(BIN)/python -m tests.crash.cluster_faults --rounds $(or $(ROUNDS),12)
+
 .PHONY: soak
 soak: $(SETUP_DONE) ## MINUTES=10 of mixed load: memory and descriptors must not grow
 	@$(BIN)/python -m tests.crash.soak --minutes $(or $(MINUTES),10)

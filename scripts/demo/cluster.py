@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -127,42 +127,51 @@ def show_matrix(narrator: Narrator, nodes: Sequence[BrokerProcess]) -> None:
 class Channel(threading.Thread):
     """A part of the shop that sends its orders until each is acknowledged, to whichever node is there."""
 
-    def __init__(self, number: int, kind: type[Speaker], nodes: Sequence[BrokerProcess]) -> None:
+    def __init__(
+        self,
+        number: int,
+        kind: type[Speaker],
+        nodes: Sequence[BrokerProcess],
+        chunks: Iterable[Sequence[tuple[bytes, bytes]]],
+    ) -> None:
         super().__init__(name=CHANNELS[kind.name], daemon=True)
         self.kind = kind
-        self.sent = orders_of(self.name, ORDERS_PER_CHANNEL, number * ORDERS_PER_CHANNEL)
-        self.acknowledged = 0
+        self.acknowledged: list[bytes] = []
+        """Values."""
         self.sent_again: set[bytes] = set()
         """Values that may be stored twice: nobody said whether they were stored the first time."""
         self.longest_s = 0.0
         self.failure: str | None = None
         self._nodes = nodes
+        self._chunks = chunks
         self._number = number
         self._speaker: Speaker | None = None
 
     def run(self) -> None:
         try:
-            for first in range(0, ORDERS_PER_CHANNEL, CHUNK):
+            for chunk in self._chunks:
                 at = time.monotonic()
-                self._send(self.sent.records[first : first + CHUNK])
+                self._send(chunk)
                 self.longest_s = max(self.longest_s, time.monotonic() - at)
-                self.acknowledged += CHUNK
+                self.acknowledged += [value for _, value in chunk]
                 time.sleep(PAUSE_S)
+        except Exception as error:
+            self.failure = f"{self.kind.name} gave up: {error}"
+            raise
         finally:
             self._disconnect()
 
-    def _send(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+    def _send(self, chunk: Sequence[tuple[bytes, bytes]]) -> None:
         deadline = time.monotonic() + SEND_S_MAX
         while True:
             try:
-                self._connected().send(TOPIC, records)
+                self._connected().send(TOPIC, chunk)
                 return
-            except (PenstockError, OSError) as error:
+            except (PenstockError, OSError):
                 if time.monotonic() > deadline:
-                    self.failure = f"{self.kind.name} could not send for {SEND_S_MAX:.0f} s: {error}"
-                    raise DemoFailed(self.failure) from None
+                    raise
                 if self._speaker is not None:
-                    self.sent_again.update(value for _, value in records)
+                    self.sent_again.update(value for _, value in chunk)
                 self._disconnect()
 
     def _connected(self) -> Speaker:
@@ -179,21 +188,32 @@ class Channel(threading.Thread):
                 speaker.client.close()
 
 
+def a_day(number: int, kind: type[Speaker]) -> Iterator[Sequence[tuple[bytes, bytes]]]:
+    orders = orders_of(CHANNELS[kind.name], ORDERS_PER_CHANNEL, number * ORDERS_PER_CHANNEL).records
+    return (orders[first : first + CHUNK] for first in range(0, ORDERS_PER_CHANNEL, CHUNK))
+
+
+def leader_of(nodes: Sequence[BrokerProcess]) -> BrokerProcess:
+    with alive(nodes)[0].connect() as client:
+        return nodes[NODES.index(client.access.cluster_status().leader)]
+
+
 def send_while_parts_fail(narrator: Narrator, kafka: KafkaCluster, nodes: Sequence[BrokerProcess]) -> list[Channel]:
     narrator.step(
         "A day of orders, and two failures", "Each part of a shop has its own protocol, on a node of its own."
     )
-    channels = [Channel(number, kind, nodes) for number, kind in enumerate(SPEAKERS)]
+    channels = [Channel(number, kind, nodes, a_day(number, kind)) for number, kind in enumerate(SPEAKERS)]
     for channel in channels:
         channel.start()
     wait_until_acknowledged(channels, BROKER_KILLED_AT)
     kafka.brokers[0].kill()
     narrator.say(f"{acknowledged(channels):,} orders acknowledged: [red]a broker of Kafka killed (kill -9)[/red]")
     wait_until_acknowledged(channels, NODE_KILLED_AT)
-    with alive(nodes)[0].connect() as client:
-        leader = client.access.cluster_status().leader
-    nodes[NODES.index(leader)].kill9()
-    narrator.say(f"{acknowledged(channels):,} orders acknowledged: [red]{leader}, which leads, killed (kill -9)[/red]")
+    leader = leader_of(nodes)
+    leader.kill9()
+    narrator.say(
+        f"{acknowledged(channels):,} orders acknowledged: [red]{leader.data_dir.name}, which leads, killed (kill -9)[/red]"
+    )
     for channel in channels:
         channel.join()
         if channel.failure is not None:
@@ -202,7 +222,7 @@ def send_while_parts_fail(narrator: Narrator, kafka: KafkaCluster, nodes: Sequen
         "every order was acknowledged",
         ("channel", "protocol", "orders", "sent again", "longest wait in s"),
         (
-            (channel.name, channel.kind.name, channel.acknowledged, len(channel.sent_again), channel.longest_s)
+            (channel.name, channel.kind.name, len(channel.acknowledged), len(channel.sent_again), channel.longest_s)
             for channel in channels
         ),
     )
@@ -211,7 +231,7 @@ def send_while_parts_fail(narrator: Narrator, kafka: KafkaCluster, nodes: Sequen
 
 
 def acknowledged(channels: Sequence[Channel]) -> int:
-    return sum(channel.acknowledged for channel in channels)
+    return sum(len(channel.acknowledged) for channel in channels)
 
 
 def wait_until_acknowledged(channels: Sequence[Channel], share: float) -> None:
@@ -223,20 +243,35 @@ def wait_until_acknowledged(channels: Sequence[Channel], share: float) -> None:
 
 def check_stored(narrator: Narrator, nodes: Sequence[BrokerProcess], channels: Sequence[Channel]) -> None:
     narrator.step("What is in the log", "Read from a node that is left.")
-    with alive(nodes)[0].connect() as client:
-        stored = Counter(record.value or b"" for record in client.records(TOPIC))
-    expected = {value for channel in channels for _, value in channel.sent.records}
-    maybe_twice = set().union(*(channel.sent_again for channel in channels))
-    lost = expected - stored.keys()
-    twice = {value for value, count in stored.items() if count > 1}
-    if lost or stored.keys() - expected or twice - maybe_twice:
-        raise DemoFailed(
-            f"{len(expected):,} orders were acknowledged; {len(lost)} are lost, {len(twice - maybe_twice)} that were sent "
-            f"once are there twice, and {len(stored.keys() - expected)} were never sent"
-        )
+    stored = stored_values(alive(nodes)[0])
+    wrong = what_is_wrong(stored, channels)
+    if wrong:
+        raise DemoFailed(wrong)
+    twice = sum(count > 1 for count in stored.values())
+    again = sum(len(channel.sent_again) for channel in channels)
     narrator.say(
-        f"[green]all {len(expected):,} acknowledged orders are there, none lost[/green]; {len(twice):,} are there twice, all of "
-        f"them among the {len(maybe_twice):,} that were sent again"
+        f"[green]all {acknowledged(channels):,} acknowledged orders are there, none lost[/green]; {twice:,} are there twice, all of "
+        f"them among the {again:,} that were sent again"
+    )
+
+
+def stored_values(node: BrokerProcess) -> Counter[bytes]:
+    with node.connect() as client:
+        return Counter(record.value or b"" for record in client.records(TOPIC))
+
+
+def what_is_wrong(stored: Counter[bytes], channels: Sequence[Channel]) -> str:
+    """Empty if every acknowledged value is stored, and twice only if it was sent again."""
+    expected = {value for channel in channels for value in channel.acknowledged}
+    maybe_twice = set().union(*(channel.sent_again for channel in channels))
+    lost = len(expected - stored.keys())
+    unknown = len(stored.keys() - expected - maybe_twice)
+    twice = sum(count > 1 and value not in maybe_twice for value, count in stored.items())
+    if not (lost or unknown or twice):
+        return ""
+    return (
+        f"{len(expected):,} orders were acknowledged; {lost} are lost, {twice} that were sent once are there twice, "
+        f"and {unknown} were never sent"
     )
 
 
@@ -255,7 +290,7 @@ def read_with_spark(narrator: Narrator, nodes: Sequence[BrokerProcess], channels
         rows = records.select("value").distinct().count()
     finally:
         spark.stop()
-    expected = sum(len(channel.sent.records) for channel in channels)
+    expected = acknowledged(channels)
     if rows != expected:
         raise DemoFailed(f"Spark finds {rows:,} different orders where {expected:,} were sent")
     narrator.say(f"[green]Spark finds {rows:,} different orders: all of them[/green]")
