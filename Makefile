@@ -105,8 +105,9 @@ sync: $(SETUP_DONE) ## write the sync clients from the async ones
 	@$(BIN)/python -m scripts.sync_clients
 
 .PHONY: bench
-bench: $(SETUP_DONE) ## measure, side by side with Redis Streams and Kafka
+bench: $(SETUP_DONE) ## measure, side by side with Redis Streams, NATS and Kafka
 	@scripts/install-debian-packages redis-server
+	@scripts/install-nats
 	@scripts/install-kafka
 	@$(BIN)/python -m bench
 

@@ -49,7 +49,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure Penstock side by side with Redis Streams and Apache Kafka on this machine.",
+        description="Measure Penstock side by side with Redis Streams, NATS and Apache Kafka on this machine.",
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"what to measure: {', '.join(CASES)}; all by default")
     parser.add_argument("--quick", action="store_true", help="less of everything: to see that it works, not how fast")

@@ -6,7 +6,9 @@ clock runs; they are kept, and checked afterwards.
 
 from __future__ import annotations
 
+import json
 import random
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
@@ -48,6 +50,9 @@ class Dialect(ABC):
         return self._stream[at : at + count * self.request_bytes]
 
     records_per_reply = 1
+
+    def begin(self, connection: socket.socket) -> None:  # noqa: B027 - most have nothing to do
+        """What comes before the first request."""
 
     units_per_reply: int
     """Of what `units` counts; a connection's complete replies are its units divided by this."""
@@ -176,6 +181,52 @@ class RedisXadd(Dialect):
         if found != replies:
             raise RecordLost(f"{replies} replies were counted, {found} came")
         return {0: found}
+
+
+class NatsPublish(Dialect):
+    """PUB to a stream of JetStream, answered with a message to an inbox: a JSON object with the sequence number.
+
+    For one connection: several would get the replies of each other, as all have this inbox.
+    """
+
+    INBOX: Final = b"_INBOX.bench"
+
+    def __init__(self, subject: str, payload_bytes: int, in_flight: int) -> None:
+        super().__init__(
+            [
+                b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), self.INBOX, payload_bytes, payload)
+                for payload in _payloads(STREAM_REQUESTS, payload_bytes)
+            ],
+            in_flight,
+        )
+
+    def begin(self, connection: socket.socket) -> None:
+        nats_hello(connection, self.INBOX)
+
+    units_per_reply = 1
+
+    def units(self, received: bytes) -> int:
+        return received.count(b"}")  # the server may ask PING between replies, which has none
+
+    def check(self, received: Sequence[bytes], replies: int, *, whole: bool = True) -> dict[int, int]:
+        answers = [json.loads(line) for data in received for line in data.split(b"\r\n") if line.startswith(b"{")]
+        if any("error" in answer for answer in answers):
+            raise RecordLost("a PUB was answered with an error")
+        sequence = np.array([answer["seq"] for answer in answers], np.int64) - 1
+        if len(sequence) != replies:
+            raise RecordLost(f"{replies} replies were counted, {len(sequence)} came")
+        return _ends(np.zeros(len(sequence), np.int64), sequence, whole=whole)
+
+
+def nats_hello(connection: socket.socket, inbox: bytes) -> None:
+    """Greet a NATS server, and subscribe to an inbox."""
+    connection.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB %b 1\r\nPING\r\n' % inbox)
+    answer = b""
+    while not answer.endswith(b"PONG\r\n"):
+        received = connection.recv(1 << 16)
+        if not received:
+            raise ConnectionError("NATS closed the connection")
+        answer += received
 
 
 def resp_command(*words: bytes) -> bytes:

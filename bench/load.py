@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.dialects import Dialect, FlyMQProduce, RedisXadd, RustLogBatches
+from bench.dialects import Dialect, FlyMQProduce, NatsPublish, RedisXadd, RustLogBatches
 
 RECEIVE_BYTES = 1 << 20
 SILENCE_S_MAX = 60.0
@@ -98,6 +98,7 @@ class Load:
         for number in range(job.connections):
             connection = socket.create_connection((job.host, job.port))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            dialect.begin(connection)
             connection.setblocking(False)
             # Connections begin at different places of the stream, so that they do not write to one partition in step.
             link = _Link(connection, number * job.in_flight)
@@ -197,6 +198,8 @@ def run(job: Job) -> LoadResult:
     dialect: Dialect
     if job.side == "redis":
         dialect = RedisXadd(job.name, job.payload_bytes, job.in_flight)
+    elif job.side == "nats":
+        dialect = NatsPublish(job.name, job.payload_bytes, job.in_flight)
     elif job.side == "rustlog":
         dialect = RustLogBatches(job.name, job.payload_bytes, job.in_flight, job.batch_records)
     else:

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from bench import kafka
+from bench import kafka, nats
 from penstock.errors import JavaMissing
 from penstock.spark.java import find_java, java_version
 
@@ -31,6 +31,7 @@ def describe(directory: Path) -> dict[str, str]:
         "Python": f"{platform.python_version()}, uvloop {version('uvloop')}",
         "Penstock": version("penstock"),
         "Redis": _redis_version(),
+        "NATS": nats.version(),
         "Spark": f"{version('pyspark')}, {_java()}",
         "Kafka": kafka.versions(),
     }

@@ -17,6 +17,7 @@ from bench.cases import (
     idle,
     kafka_engine,
     logins,
+    nats,
     one_in_flight,
     partitions,
     produce,
@@ -33,6 +34,7 @@ from bench.rounds import Plan, Row
 CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "produce": produce.measure,
     "one-in-flight": one_in_flight.measure,
+    "nats": nats.measure,
     "partitions": partitions.measure,
     "fetch": fetch.measure,
     "schemas": schemas.measure,

@@ -86,11 +86,11 @@ def redis_own_rate(redis: Redis, shape: Shape, records: int) -> float | None:
     return float(list(csv.reader(output.splitlines()))[-1][1])
 
 
-def cpu_note(ours: Sequence[LoadResult], theirs: Sequence[LoadResult]) -> str:
+def cpu_note(ours: Sequence[LoadResult], theirs: Sequence[LoadResult], other: str = "Redis") -> str:
     """Processors used by server and load generator, ours / theirs; says so where the load generator was the bottleneck."""
 
     parts, limited = [], []
-    for name, results in (("broker", ours), ("Redis", theirs)):
+    for name, results in (("broker", ours), (other, theirs)):
         server = statistics.median(result.server_cpu for result in results)
         load = statistics.median(result.load_cpu for result in results)
         parts.append(f"{name} {server:.2f} + load {load:.2f}")
