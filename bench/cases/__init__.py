@@ -16,6 +16,7 @@ from bench.cases import (
     idempotent,
     idle,
     kafka_engine,
+    latency,
     logins,
     nats,
     one_in_flight,
@@ -34,6 +35,7 @@ from bench.rounds import Plan, Row
 CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "produce": produce.measure,
     "one-in-flight": one_in_flight.measure,
+    "latency": latency.measure,
     "nats": nats.measure,
     "partitions": partitions.measure,
     "fetch": fetch.measure,
