@@ -112,3 +112,24 @@ async def test_a_node_that_is_taken_for_dead_is_fenced(nodes: list[KafkaEngine])
         await one.create_topic("more", TopicConfig())
     await append(two.partition("__claimed", 0), [b"in time"])
     assert await read_values(two.partition("__claimed", 0)) == [b"in time"]
+
+
+async def test_a_node_that_is_taken_for_dead_before_it_leads_starts_again(
+    nodes: list[KafkaEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would neither lead nor follow, and tell its clients for ever that it is the one that leads."""
+    one, two = nodes
+    membership = two._membership
+    assert membership is not None
+    reached = asyncio.Event()
+
+    async def take_over(_: str) -> None:
+        reached.set()
+        raise NotWritten("Kafka is slow")
+
+    monkeypatch.setattr(two, "_take_over", take_over)
+    await one.close()
+    await reached.wait()
+    membership._lose("Kafka has not heard of this node for too long")
+    await until(two, lambda: two.deposed is not None)
+    assert not two.leads

@@ -116,15 +116,14 @@ class DatagramRelay(asyncio.DatagramProtocol):
     def _open(self, data: bytes, address: Any, target: str) -> None:
         upstream = self._clients[address] = _Upstream(self, address, data)
         upstream.used_at = self._loop.time()
-        host, port = parse_address(target)
-        opening = self._loop.create_datagram_endpoint(lambda: upstream, remote_addr=(host, port))
-        task = self._loop.create_task(self._opened(opening, upstream, address))
+        task = self._loop.create_task(self._connect(upstream, address, target))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _opened(self, opening: Any, upstream: _Upstream, address: Any) -> None:
+    async def _connect(self, upstream: _Upstream, address: Any, target: str) -> None:
+        host, port = parse_address(target)
         try:
-            await opening
+            await self._loop.create_datagram_endpoint(lambda: upstream, remote_addr=(host, port))
         except OSError as error:
             if self._clients.get(address) is upstream:
                 del self._clients[address]
