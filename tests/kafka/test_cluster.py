@@ -100,7 +100,7 @@ def test_clients_of_others_are_served_by_a_node_that_follows_and_then_leads(
 ) -> None:
     certificates = Certificates(tmp_path)
     with NodeThread(kafka, prefix, "one", certificates) as one, NodeThread(kafka, prefix, "two", certificates) as two:
-        assert not two.leads
+        assert (one.leads, two.leads) == (True, False)
         one.connect().create_topic("t1/demo")
         use_from_outside(two, kafka, "demo", 1)
         one.stop()

@@ -157,7 +157,7 @@ class _Move:
                         raise _other_broker(self.source, directory.resolve().parents[1])
                     yield SnapshotReader(directory)
             return
-        engine = _engine(self.source, "serve" if finish else "observe")
+        engine = _engine(self.source, "retire" if finish else "observe")
         runner.run(engine.start())
         try:
             yield EngineSource(engine)
@@ -188,7 +188,7 @@ def _place(config: Config) -> str:
 
 
 def _is_running(config: Config) -> bool:
-    """Whether a broker runs on a data directory. On Kafka that cannot be told, and whoever finishes fences it."""
+    """Whether a broker runs on a data directory. On Kafka whoever finishes fences it, and refuses to if there are several."""
     from penstock.errors import DataDirectoryInUse
     from penstock.log.embedded.manifest import holding
 

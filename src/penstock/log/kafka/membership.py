@@ -54,7 +54,7 @@ class Membership:
         background: Background,
     ) -> None:
         self._client = client
-        self._group = f"{prefix}penstock.nodes"
+        self._group = _group(prefix)
         self._said = _Said(node, {}, now_ms, False)
         self._announced: _Said | None = None
         """What was said when the nodes were last shared out; None if they are to be again."""
@@ -157,6 +157,16 @@ class Membership:
         self._said = msgspec.structs.replace(self._said, leads=given)
         self._announced = msgspec.structs.replace(said, leads=given)
         self._changed()
+
+
+async def running_nodes(client: KafkaClient, prefix: str) -> list[str]:
+    """The ids of the nodes that share the topics behind a prefix now. Raises Unanswered, KafkaFault."""
+    found = await client.members(_group(prefix))
+    return sorted(msgspec.json.decode(said, type=_Said).id if said else "one that joins" for said in found)
+
+
+def _group(prefix: str) -> str:
+    return f"{prefix}penstock.nodes"
 
 
 def _shared_out(members: Mapping[str, bytes]) -> dict[str, bytes]:
