@@ -106,7 +106,7 @@ class ClusterTls(Section):
     """`[cluster.tls]`: nodes prove to each other who they are. All three are PEM files."""
 
     cert: ExpandedPath
-    """The certificate chain of this node, for the name in `advertise`."""
+    """The certificate chain of this node, for the name in `advertise`, as a server and as a client."""
     key: ExpandedPath
     """The private key of the certificate."""
     ca: ExpandedPath
