@@ -100,7 +100,9 @@ class _Move:
         from penstock.log.migration.state import StateFile
 
         if _place(self.source) == _place(self.target):
-            raise InvalidRequest(f"SOURCE and TARGET are the same log, {_place(self.source)}: name two configurations")
+            raise InvalidRequest(
+                f"SOURCE and TARGET are the same log, or may be: both are {_place(self.source)}; name two that differ in that"
+            )
         self.target.data_dir.mkdir(parents=True, exist_ok=True)
         state = StateFile(self.target.data_dir, self.target.engine)
         stopped = not _is_running(self.source)
@@ -182,8 +184,9 @@ def _other_broker(config: Config, found: Path) -> Exception:
 
 
 def _place(config: Config) -> str:
+    """Where a log is. One cluster of Kafka has many addresses, which do not tell it from another."""
     if config.engine == "kafka":
-        return f"topics {config.kafka.topic_prefix}* in Kafka at {', '.join(config.kafka.bootstrap)}"
+        return f"topics {config.kafka.topic_prefix}* in Kafka"
     return f"directory {config.data_dir.resolve()}"
 
 

@@ -107,6 +107,7 @@ class Migration:
     async def copy(self, source: Source) -> Result:
         """Copy and verify what the source holds now. Raises CorruptBlock if the logs differ."""
         infos = dict(source.topics())
+        began_ms = self._clock.now_ms()
         await self._drop_deleted(infos)
         self._note_topics(infos)
         parts: list[_Part] = []
@@ -122,6 +123,8 @@ class Migration:
                 return await self._verify_partition(part)
 
         partitions = await _all(bring_up(part) for part in parts)
+        for info in infos.values():
+            self._state.state.topics[info.id].copied_ms = began_ms
         self._state.save()
         return Result(partitions, self._copied_records, self._copied_bytes)
 
@@ -169,9 +172,8 @@ class Migration:
     def _note_topics(self, infos: dict[str, TopicInfo]) -> None:
         """Before they are created: what the target then has of these ids is known to be ours."""
         for info in infos.values():
-            state = self._state.state.topics.setdefault(info.id, TopicState(info.name, [], 0))
+            state = self._state.state.topics.setdefault(info.id, TopicState(info.name, [], self._clock.now_ms()))
             state.partitions += [PartitionState() for _ in range(info.config.partitions - len(state.partitions))]
-            state.copied_ms = self._clock.now_ms()
         self._state.save()
 
     async def _begin(self, source: Source, info: TopicInfo) -> list[_Part]:
