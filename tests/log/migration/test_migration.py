@@ -152,6 +152,22 @@ async def test_nothing_is_served_before_it_is_finished_and_nothing_is_moved_afte
         logs.migration()
 
 
+async def test_a_topic_that_appears_during_the_last_pass_does_not_end_it(logs: Logs) -> None:
+    """As one that somebody else creates in Kafka."""
+    await append(await make_partition(logs.source), [b"1"])
+    source = EngineSource(logs.source)
+    bounds = source.bounds
+
+    async def bounds_while_others_create(topic: str, index: int) -> tuple[int, int]:
+        if "late" not in logs.source.topics():
+            await make_partition(logs.source, "late")
+        return await bounds(topic, index)
+
+    source.bounds = bounds_while_others_create  # type: ignore[method-assign]
+    await logs.migration().finish(source)
+    assert set(logs.target.topics()) == {"orders"}
+
+
 async def test_a_snapshot_is_read_as_the_log_was(logs: Logs) -> None:
     partition = await make_partition(logs.source, config=TopicConfig(segment_bytes=1 << 12))
     for number in range(20):

@@ -106,7 +106,9 @@ class Migration:
 
     async def copy(self, source: Source) -> Result:
         """Copy and verify what the source holds now. Raises CorruptBlock if the logs differ."""
-        infos = dict(source.topics())
+        return await self._copy(source, dict(source.topics()))
+
+    async def _copy(self, source: Source, infos: dict[str, TopicInfo]) -> Result:
         began_ms = self._clock.now_ms()
         await self._drop_deleted(infos)
         self._note_topics(infos)
@@ -130,7 +132,8 @@ class Migration:
 
     async def finish(self, source: Source) -> Result:
         """The same for a log that nobody writes to any more; then make the target ready to be served."""
-        result = await self.copy(source)
+        infos = dict(source.topics())  # others may create topics in Kafka meanwhile
+        result = await self._copy(source, infos)
         starts: dict[str, list[int]] = {}
         for each in sorted(result.partitions, key=lambda each: each.partition):
             starts.setdefault(each.topic, []).append(each.start)
@@ -140,7 +143,7 @@ class Migration:
             async with at_once:
                 await self._import.finish(info, starts[info.name])
 
-        await _all(finish(info) for info in source.topics().values())
+        await _all(finish(info) for info in infos.values())
         for each in result.partitions:
             _, end = await self._target_source.bounds(each.topic, each.partition)
             if end != each.end:
