@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -103,11 +104,27 @@ async def test_a_connection_that_introduces_nobody_is_closed(leader: Leader) -> 
 async def test_a_node_that_was_replaced_while_it_accepted_is_not_returned(leader: Leader) -> None:
     """It may be frozen, and nobody would notice that another leads than the one that is asked."""
     address = leader.listener.address
-    known = iter([address, "another, for a moment"])
+    known = iter([address, address, "another, for a moment"])
     dialer = Dialer(SECRET, lambda: next(known, address), None)
     reader, writer = await dialer.dial(CLIENT)
     assert await reader.readline() == b"blipmq 192.0.2.7:1234 CN=ada\n"
     assert leader.listener.stats.connections_total == 2
+    writer.close()
+
+
+async def test_a_node_that_is_frozen_is_waited_for_no_longer_than_it_leads(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.net.peers.LOOK_S", 0.01)
+    monkeypatch.setattr("penstock.net.peers.ANSWER_S_MAX", 3600.0)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # its kernel takes connections
+        address = "{}:{}".format(*frozen.getsockname())
+        dialing = asyncio.ensure_future(Dialer(SECRET, lambda: address, None, dial_s_max=3600).dial(CLIENT))
+        accepted, _ = await asyncio.get_running_loop().run_in_executor(None, frozen.accept)
+        address = leader.listener.address
+        reader, writer = await dialing
+        accepted.close()
+    assert await reader.readline() == b"blipmq 192.0.2.7:1234 CN=ada\n"
     writer.close()
 
 

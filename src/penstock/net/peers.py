@@ -29,6 +29,8 @@ DIAL_S_MAX: Final = 20.0
 """How long a client waits for a node that leads: longer than it takes to notice that one is gone, and to begin to lead."""
 ANSWER_S_MAX: Final = 5.0
 RETRY_S: Final = 0.1
+LOOK_S: Final = 0.5
+"""How often it is looked whether another node leads than the one that is waited for."""
 ACCEPTED: Final = b"\x01"
 REFUSED: Final = b"\x00"
 _LENGTH: Final = struct.Struct(">I")
@@ -176,16 +178,27 @@ class Dialer:
                     address = self._address()
                     if address is not None:
                         try:
-                            streams = await self._dial(address, introduction)
-                            if self._address() in (None, address):
-                                return streams
-                            streams[1].transport.abort()  # another node leads by now
+                            return await self._dial_while_it_leads(address, introduction)
                         except (OSError, _Refused) as error:
                             reason = f"the one at {address} does not answer ({_why(error)})"
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:
             log.warning("leader_not_reached", listener=introduction.protocol, peer=introduction.peer, reason=reason)
             raise NotLeading(f"no node that leads is reached: {reason}; try again") from None
+
+    async def _dial_while_it_leads(self, address: str, introduction: Introduction) -> Streams:
+        """Raises _Refused as soon as another node leads: this one may be frozen, and neither refuses nor answers."""
+        dialing = asyncio.ensure_future(self._dial(address, introduction))
+        try:
+            while not dialing.done() and self._address() in (None, address):
+                await asyncio.wait([dialing], timeout=LOOK_S)
+            if self._address() in (None, address):
+                return await dialing
+            raise _Refused("another node leads now")
+        except BaseException:
+            dialing.add_done_callback(_abandon)
+            dialing.cancel()
+            raise
 
     async def _dial(self, address: str, introduction: Introduction) -> Streams:
         host, port = parse_address(address)
@@ -209,6 +222,12 @@ class Dialer:
                 writer.transport.abort()
                 raise
         return reader, writer
+
+
+def _abandon(dialing: asyncio.Future[Streams]) -> None:
+    """Close a connection that nobody waits for."""
+    if not dialing.cancelled() and dialing.exception() is None:
+        dialing.result()[1].transport.abort()
 
 
 def _why(error: Exception) -> str:
