@@ -511,3 +511,49 @@ def test_a_long_value_is_cut_short_in_the_message(file: Path) -> None:
 
 def test_topics_can_be_written_in_code() -> None:
     assert Config(topics=[Topic(name="orders", partitions=3)]).topics[0].partitions == 3
+
+
+# -- several nodes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cluster", "listener", "problem"),
+    [
+        ('bind = "10.0.0.1:9700"\ntls = {pem}', "", None),
+        ('bind = "10.0.0.1:9700"', "", "can be reached from other machines without TLS"),
+        ('bind = "0.0.0.0:9700"\ntls = {pem}', "", "is every address of this machine: set advertise"),
+        ('advertise = "0.0.0.0"', "", 'advertise = "0.0.0.0" is every address of this machine'),
+        ('advertise = "node1.example:9700"', "", "is not a host: write a name or an IP address without a port"),
+        ('advertise = "[::1]"', "", "is not a host: write a name or an IP address without a port or brackets"),
+        ('advertise = "::1"', "", None),
+        ("", "tls = {pem}", None),
+        ("", "", "listeners.fujin needs tls.cert and tls.key in a cluster"),
+        (
+            'bind = "10.0.0.1:9700"\ntls = {pem}',
+            "tls = {pem}",
+            'listeners.fujin.bind = "127.0.0.1:4848" is only for this machine, and other nodes pass on datagrams to it',
+        ),
+        ('bind = "10.0.0.1:9700"\ntls = {pem}', 'tls = {pem}\nbind = "0.0.0.0:4848"\ninsecure = true', None),
+    ],
+)
+def test_nodes_of_a_cluster_must_reach_each_other(
+    tmp_path: Path, file: Path, cluster: str, listener: str, problem: str | None
+) -> None:
+    for name in ("cert", "key", "ca"):
+        (tmp_path / name).touch()
+    fujin = (
+        f"[listeners.fujin]\n{listener.format(pem=_pem(tmp_path))}\n" if listener or "needs tls" in str(problem) else ""
+    )
+    file.write_text(
+        'engine = "kafka"\nkafka.bootstrap = ["127.0.0.1:9092"]\n[listeners.flymq]\nbind = "127.0.0.1:9095"\n'
+        f'{fujin}[cluster]\nsecret = "0123456789abcdef"\n{cluster.format(pem=_pem(tmp_path, "ca"))}\n'
+    )
+    if problem is None:
+        assert load_config(file, {}).cluster is not None
+    else:
+        assert problem in "\n".join(problems(file))
+
+
+def _pem(directory: Path, *more: str) -> str:
+    """A section of files, as one line."""
+    return "{" + ", ".join(f'{name} = "{directory / name}"' for name in ("cert", "key", *more)) + "}"

@@ -19,6 +19,7 @@ from dataclasses import asdict, fields
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -35,7 +36,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.config import Admin, Config
 from penstock.config import Listener as ListenerSettings
 from penstock.config import QuicListener as QuicListenerSettings
-from penstock.config.model import Cluster, ClusterTls
+from penstock.config.model import Cluster
 from penstock.errors import ConfigError
 from penstock.log.api import Engine
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
@@ -53,7 +54,7 @@ from penstock.net.quic_tls import quic_server_tls
 from penstock.net.relay import RelaySession
 from penstock.net.session import Connection, Session
 from penstock.net.tcp import TcpListener
-from penstock.net.tls import server_context
+from penstock.net.tls import client_context, server_context
 from penstock.protocols.dissectors import DISSECTORS
 from penstock.protocols.flymq.server.forwarding import LeaderOperations
 from penstock.protocols.flymq.session import FlyMQ
@@ -150,6 +151,7 @@ class Server:
         async with AsyncExitStack() as parts:
             # Before the log is opened: a wrong path should cost no recovery.
             contexts, quic_contexts = _tls_contexts(self.config), _quic_contexts(self.config)
+            peer_contexts = _peer_contexts(self.config.cluster)
             admin = None if self.config.admin is None else _admin_settings(self.config, self.config.admin)
             check_served(self.config.data_dir, self.config.engine)
             if self._telemetry is not None:
@@ -159,7 +161,7 @@ class Server:
             await self.broker.start()
             parts.push_async_callback(self.broker.close)
             if self.config.cluster is not None:
-                self._meet_nodes(parts, self.config.cluster)
+                self._meet_nodes(parts, self.config.cluster, peer_contexts.connecting)
             if self.broker.leads:
                 await self._apply_declared_topics()
             parts.callback(self._offer_setup())
@@ -168,7 +170,7 @@ class Server:
                 self._telemetry.start(self.engine, self.broker, self.listeners, self.sessions)
                 parts.push_async_callback(self._telemetry.stop)
             quic_contexts |= self._own_certificates()
-            await self._start_listeners(parts, contexts, quic_contexts)
+            await self._start_listeners(parts, contexts, quic_contexts, peer_contexts.accepting)
             if self.config.cluster is not None:
                 self.engine.announce(_advertised(self.config.cluster, self.addresses))
             self._parts = parts.pop_all()
@@ -191,10 +193,9 @@ class Server:
 
     # -- other nodes ------------------------------------------------------------------------------------------------------
 
-    def _meet_nodes(self, parts: AsyncExitStack, cluster: Cluster) -> None:
+    def _meet_nodes(self, parts: AsyncExitStack, cluster: Cluster, tls: ssl.SSLContext | None) -> None:
         """Have the node that leads answer what this one does not, as long as there is another."""
         secret = cluster.secret.get_secret_value().encode()
-        tls = None if cluster.tls is None else _peer_context(cluster.tls)
         self._dialer = Dialer(secret, partial(self._leader_address, "cluster"), tls)
         self.broker.leader = LeaderOperations(ClientDialer(self._dialer))
 
@@ -208,12 +209,17 @@ class Server:
     def _leader_address(self, listener: str) -> str | None:
         return next((node.addresses.get(listener) for node in self.engine.nodes() if node.leads), None)
 
+    def _other_leader_address(self, listener: str) -> str | None:
+        """The same; None while it is this node that was chosen and does not lead yet, which must not pass on to itself."""
+        leads_next = any(node.leads and node.id == self.node for node in self.engine.nodes())
+        return None if leads_next else self._leader_address(listener)
+
     def _leader_url(self) -> str | None:
-        address = self._leader_address("admin")
+        address = self._other_leader_address("admin")
         scheme = "http" if self.config.admin is None or self.config.admin.tls is None else "https"
         return None if address is None else f"{scheme}://{address}"
 
-    async def _start_peers(self, cluster: Cluster, budget: InFlightBudget) -> None:
+    async def _start_peers(self, cluster: Cluster, tls: ssl.SSLContext | None, budget: InFlightBudget) -> None:
         secret = cluster.secret.get_secret_value().encode()
         flymq, blipmq = self._sources.get("flymq"), self._sources.get("blipmq")
         factories: dict[str, Callable[[Connection, Introduction], Session]] = {}
@@ -226,7 +232,7 @@ class Server:
             cluster.bind,
             lambda connection: PeerSession(connection, secret, factories, lambda: self.broker.leads),
             ListenerLimits(idle_s_max=PEER_IDLE_S_MAX),
-            None if cluster.tls is None else server_context(cluster.tls.cert, cluster.tls.key, cluster.tls.ca),
+            tls,
             clock=self._clock,
             budget=budget,
         )
@@ -310,6 +316,7 @@ class Server:
         parts: AsyncExitStack,
         contexts: Mapping[str, ssl.SSLContext],
         quic_contexts: Mapping[str, TlsSettings],
+        peer_context: ssl.SSLContext | None,
     ) -> None:
         budget = InFlightBudget(self.config.limits.in_flight_total_bytes_max, asyncio.get_running_loop().call_soon)
         parts.push_async_callback(self._stop_listeners)
@@ -327,13 +334,13 @@ class Server:
             if name in PROTOCOLS:
                 await self._start_tcp(name, given, contexts.get(name), budget)
             elif name in QUIC_PROTOCOLS and not self.broker.leads and self._dialer is not None:
-                target = partial(self._leader_address, name)
+                target = partial(self._other_leader_address, name)
                 relay = self._relays[name] = DatagramRelay(name, settings.bind, target, settings.max_connections)
                 await relay.start()
             elif name in QUIC_PROTOCOLS:
                 await self._start_quic(name, given, quic_contexts[name], budget, settings.bind)
         if self.config.cluster is not None:
-            await self._start_peers(self.config.cluster, budget)
+            await self._start_peers(self.config.cluster, peer_context, budget)
             beginning = self.broker.background.loop(
                 "serve as leader", partial(self._serve_if_leading, quic_contexts, surroundings, budget), first_s=0
             )
@@ -431,26 +438,35 @@ def _node_name(cluster: Cluster) -> str:
 
 
 def _advertised(cluster: Cluster, addresses: Mapping[str, str]) -> dict[str, str]:
-    """Where other nodes reach the listeners of this one."""
+    """Where other nodes reach the listeners of this one, as far as they do."""
     advertised = {}
     for name, address in addresses.items():
         host, port = parse_address(address)
         if cluster.advertise is not None and (name == "cluster" or ip_address(host).is_unspecified):
             host = cluster.advertise
-        advertised[name] = str(Address(host, port))
+        elif ip_address(host).is_unspecified:
+            host = parse_address(cluster.bind).host
+        if cluster.reaches(address):
+            advertised[name] = str(Address(host, port))
     return advertised
 
 
-def _peer_context(tls: ClusterTls) -> ssl.SSLContext:
-    """For connections to other nodes, which prove who they are, too."""
+class _PeerContexts(NamedTuple):
+    """TLS between nodes, of both ends of which each proves who it is."""
+
+    accepting: ssl.SSLContext | None
+    connecting: ssl.SSLContext | None
+
+
+def _peer_contexts(cluster: Cluster | None) -> _PeerContexts:
+    if cluster is None or cluster.tls is None:
+        return _PeerContexts(None, None)
+    tls = cluster.tls
     try:
-        context = ssl.create_default_context(cafile=tls.ca)
-        context.load_cert_chain(tls.cert, tls.key)
-    except OSError as error:
-        raise ConfigError(
-            f"cluster.tls: the certificates cannot be loaded ({error}): cert, key and ca are PEM files"
-        ) from None
-    return context
+        connecting = client_context(tls.cert, tls.key, tls.ca)
+        return _PeerContexts(server_context(tls.cert, tls.key, tls.ca), connecting)
+    except ConfigError as error:
+        raise ConfigError(f"cluster.{error}") from None
 
 
 def _access_settings(config: Config, node: str) -> AccessSettings:

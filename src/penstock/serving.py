@@ -17,7 +17,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.read_files import READ_FILES_MAX
 from penstock.net.descriptors import DESCRIPTORS_MIN, raise_descriptor_limit
-from penstock.net.listener import cannot_listen, listen_once
+from penstock.net.listener import cannot_listen, listen_once, within
 from penstock.server import Server
 from penstock.session_sources import PROTOCOLS, QUIC_PROTOCOLS
 
@@ -72,6 +72,8 @@ def _check_addresses(config: Config) -> None:
     ]
     if config.admin is not None:
         binds.append(("admin.bind", config.admin.bind, False))
+    if config.cluster is not None:
+        binds.append(("cluster.bind", config.cluster.bind, False))
     for setting, bind, over_udp in binds:
         try:
             listen_once(bind, socket.SOCK_DGRAM if over_udp else socket.SOCK_STREAM)
@@ -149,7 +151,7 @@ async def _started_again(server: Server, asked_to_stop: asyncio.Event) -> Server
             await server.start()
         except PenstockError as error:
             log.warning("start_failed", error=str(error), retry_s=RESTART_S)
-            await asyncio.wait([asyncio.ensure_future(asked_to_stop.wait())], timeout=RESTART_S)
+            await within(RESTART_S, asked_to_stop)
         else:
             log.info("started_again", leads=server.broker.leads)
             break

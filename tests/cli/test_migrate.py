@@ -54,3 +54,13 @@ def test_a_log_is_not_moved_onto_itself(run: Run, tmp_path: Path) -> None:
     refused = run("migrate", config, config)
     assert refused.code == 1
     assert "are the same log" in refused.err
+
+
+def test_topics_in_kafka_are_not_moved_onto_themselves_by_another_address(run: Run, tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.toml").write_text(
+            f'data_dir = "{tmp_path / name}"\nengine = "kafka"\nkafka.bootstrap = ["{name}.invalid:9092"]\n[listeners.flymq]\n'
+        )
+    refused = run("migrate", "old.toml", "new.toml")
+    assert refused.code == 1
+    assert "are the same log, or may be" in refused.err

@@ -14,13 +14,13 @@ import pytest
 from penstock import logs
 from penstock.errors import PenstockError
 from penstock.log.api import Batch, Durability, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.verify import verify
 from penstock.testing.crashing import CRASHED, CrashAt, CrashDisk
 from penstock.testing.powercut import PowerCutDisk
 from tests.crash.test_power_cut import close_without_power
 from tests.log.embedded.storage import everything
-from tests.log.records import start_append
 
 BEFORE = TopicConfig(partitions=2, durability=Durability("none"), segment_bytes=2000)
 AFTER = TopicConfig(partitions=2, retention_ms=3_600_000, compression="zstd", segment_bytes=4000)

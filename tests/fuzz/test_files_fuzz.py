@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from penstock.broker.tables import TABLES, TableRecords
 from penstock.errors import CorruptMetadata, UnsupportedFormat
 from penstock.log.api import Batch, TopicConfig, TopicInfo
+from penstock.log.appending import start_append
 from penstock.log.block import Block, BlockHeader, encode_block
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.disk import Disk
@@ -40,7 +41,7 @@ from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles, _encode
 from penstock.log.salts import METADATA_COPY, METADATA_FILE
 from penstock.testing.clock import ManualClock
 from tests.log.embedded.test_journal import journal_of, read
-from tests.log.records import read_from, start_append
+from tests.log.records import read_from
 
 Change = tuple[int, int]
 CHANGES: st.SearchStrategy[list[Change]] = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4)

@@ -18,7 +18,7 @@ class Certificates:
 
     def __init__(self, directory: Path) -> None:
         authority = trustme.CA()
-        issued = authority.issue_cert("127.0.0.1")
+        issued = authority.issue_cert("127.0.0.1", "localhost")  # the name that felix-client asks for
         self.ca, self.cert, self.key = (directory / name for name in ("ca.pem", "cert.pem", "key.pem"))
         authority.cert_pem.write_to_path(self.ca)
         self.key.write_bytes(issued.private_key_pem.bytes())
@@ -45,15 +45,21 @@ secret = "{SECRET}"
 
 
 class NodeThread(RunningBroker):
-    """A node in a thread of the test."""
+    """A node in a thread of the test, with TLS between it and the others."""
 
     def __init__(self, kafka: Kafka, prefix: str, name: str, certificates: Certificates, **config: Any) -> None:
         self._certificates = certificates
+        self.prefix = prefix
         quic = {"tls": certificates.tls}
         super().__init__(
             engine="kafka",
             kafka={"bootstrap": [kafka.bootstrap], "topic_prefix": prefix},
-            cluster={"bind": "127.0.0.1:0", "node": name, "secret": SECRET},
+            cluster={
+                "bind": "127.0.0.1:0",
+                "node": name,
+                "secret": SECRET,
+                "tls": {**certificates.tls, "ca": str(certificates.ca)},
+            },
             listeners={"fujin": quic, "felix": quic},
             **config,
         )

@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import felix
 import pytest
 
 from bench.kafka import Kafka
+from penstock.log.kafka.names import kafka_name
+from penstock.protocols.blipmq.codec import encode_publish
 from penstock.testing import BrokerProcess
 from tests.interop.protocols import SPEAKERS, Published, Speaker
+from tests.interop.test_deployed_blipmq import deployed, received
+from tests.kafka import foreign
 from tests.kafka.nodes import Certificates, NodeThread, node_process
 
 PREFIX = "cluster."
@@ -72,6 +77,36 @@ def test_the_admin_address_of_a_node_that_follows_names_the_one_that_leads(nodes
         assert json.load(ready)["ready"]
     with urllib.request.urlopen(f"http://{two}/api/v1/topics") as topics:
         assert topics.url == f"http://{one}/api/v1/topics"
+
+
+def use_from_outside(node: NodeThread, kafka: Kafka, topic: str, turn: int) -> None:
+    """Clients that we did not write: felix-client, one that behaves as deployed ones of BlipMQ do, and librdkafka."""
+    name = f"t1/{topic}"
+    client = felix.Client(node.addresses["felix"], tenant_id="t1", token="", ca_file=str(node.certificate))
+    with client.subscribe("t1", "default", topic) as subscription, deployed(node) as blipmq:
+        polled = blipmq.subscribe(name)
+        values = [b"felix %d" % turn, b"blipmq %d" % turn]
+        client.publish("t1", "default", topic, values[0], ack="per_message")
+        blipmq.send(encode_publish(9, 1, name, values[1]))
+        events = [subscription.next_event(timeout=20) for _ in values]
+        assert [event and event.payload for event in events] == values
+        assert received(blipmq, polled, 2) == values
+    theirs = [record.value for record in foreign.read_all(kafka, kafka_name(name, node.prefix))]
+    assert theirs[-2:] == values
+
+
+def test_clients_of_others_are_served_by_a_node_that_follows_and_then_leads(
+    kafka: Kafka, prefix: str, tmp_path: Path
+) -> None:
+    certificates = Certificates(tmp_path)
+    with NodeThread(kafka, prefix, "one", certificates) as one, NodeThread(kafka, prefix, "two", certificates) as two:
+        assert (one.leads, two.leads) == (True, False)
+        one.connect().create_topic("t1/demo")
+        use_from_outside(two, kafka, "demo", 1)
+        one.stop()
+        two.connect().create_topic("later")  # waits for the node that leads next
+        assert two.leads
+        use_from_outside(two, kafka, "demo", 2)
 
 
 @pytest.fixture

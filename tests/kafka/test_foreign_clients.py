@@ -7,11 +7,12 @@ import pytest
 from bench.kafka import Kafka
 from penstock.errors import RecordTooLarge
 from penstock.log.api import Batch, BatchFor, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.kafka.batches import EXPIRES
 from penstock.record_headers import encode_headers
 from tests.kafka import foreign
 from tests.kafka.cluster import Cluster, until
-from tests.log.records import append, read_all, read_values, start_append, start_atomic_append
+from tests.log.records import append, read_all, read_values, start_atomic_append
 from tests.log.storage import make_partition
 
 

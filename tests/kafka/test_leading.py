@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Literal
 
 import pytest
 
 from bench.kafka import Kafka
-from penstock.errors import NotLeading, NotWritten, TopicNotFound
+from penstock.errors import InvalidRequest, NotLeading, NotWritten, TopicNotFound
 from penstock.log.api import Batch, BatchFor, TopicConfig
 from penstock.log.kafka.engine import KafkaEngine
 from penstock.log.kafka.settings import KafkaSettings
@@ -112,3 +113,36 @@ async def test_a_node_that_is_taken_for_dead_is_fenced(nodes: list[KafkaEngine])
         await one.create_topic("more", TopicConfig())
     await append(two.partition("__claimed", 0), [b"in time"])
     assert await read_values(two.partition("__claimed", 0)) == [b"in time"]
+
+
+@pytest.mark.parametrize("role", ["serve", "import", "retire"])
+async def test_nobody_claims_the_topics_of_nodes_for_himself(
+    nodes: list[KafkaEngine], role: Literal["serve", "import", "retire"]
+) -> None:
+    """They would go on to write to users' topics: what is moved away meanwhile, or decided beside them, would lack that."""
+    one, _ = nodes
+    await until(one, lambda: len(one.nodes()) == 2)
+    with pytest.raises(InvalidRequest, match=r"nodes of a cluster run on these topics in Kafka \(one, two\): stop all"):
+        await KafkaEngine(one._settings, role=role).start()
+    await one.create_topic("undisturbed", TopicConfig())
+
+
+async def test_a_node_that_is_taken_for_dead_before_it_leads_starts_again(
+    nodes: list[KafkaEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would neither lead nor follow, and tell its clients for ever that it is the one that leads."""
+    one, two = nodes
+    membership = two._membership
+    assert membership is not None
+    reached = asyncio.Event()
+
+    async def take_over(_: str) -> None:
+        reached.set()
+        raise NotWritten("Kafka is slow")
+
+    monkeypatch.setattr(two, "_take_over", take_over)
+    await one.close()
+    await reached.wait()
+    membership._lose("Kafka has not heard of this node for too long")
+    await until(two, lambda: two.deposed is not None)
+    assert not two.leads

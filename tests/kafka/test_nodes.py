@@ -8,9 +8,10 @@ import pytest
 
 from penstock.errors import NotWritten, TopicNotFound
 from penstock.log.api import Batch, BatchFor, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.kafka.engine import KafkaEngine
 from tests.kafka.cluster import Cluster, until
-from tests.log.records import append, read_values, start_append, start_atomic_append
+from tests.log.records import append, read_values, start_atomic_append
 from tests.log.storage import make_partition
 
 
@@ -52,6 +53,43 @@ async def test_a_node_that_was_replaced_commits_no_transaction(storage: Cluster)
         assert await read_values(second.partition("two", 0)) == [b"1"]
     finally:
         await second.close()
+
+
+async def test_a_node_that_was_replaced_does_not_take_its_transactions_back(
+    storage: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each needs a transactional id, and one that was refused is taken anew: from the node that leads now, if it did not look."""
+    monkeypatch.setattr("penstock.log.kafka.engine.CHECK_S", 3600.0)  # so that it finds out by nothing else
+    first = await storage.open()
+    one, two = await make_partition(first, "one"), await make_partition(first, "__two")
+    await start_atomic_append(first, [BatchFor(one, Batch([b"1"])), BatchFor(two, Batch([b"1"]))])
+    second = await second_node(storage)
+    try:
+        for _ in range(3):
+            with pytest.raises(NotWritten, match="another Penstock node has"):
+                await start_atomic_append(first, [BatchFor(one, Batch([b"2"])), BatchFor(two, Batch([b"2"]))])
+        assert first.deposed is not None
+        assert await read_values(second.partition("__two", 0)) == [b"1"]
+        assert await read_values(second.partition("one", 0)) == [b"1"]
+    finally:
+        await second.close()
+
+
+async def test_a_log_that_is_moved_for_good_gets_no_more_records_from_a_node_that_still_runs(
+    storage: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.log.kafka.engine.CHECK_S", 3600.0)  # so that it finds out by nothing else
+    first = await storage.open()
+    orders = await make_partition(first)
+    await append(orders, [b"moved"])
+    retired = KafkaEngine(storage.settings, role="retire")
+    await retired.start()
+    try:
+        with pytest.raises(NotWritten, match="another Penstock node has taken over"):
+            await append(orders, [b"lost, if it were acknowledged"])
+        assert await read_values(retired.partition("orders", 0)) == [b"moved"]
+    finally:
+        await retired.close()
 
 
 async def test_a_node_that_writes_nothing_finds_out_that_it_was_replaced(

@@ -11,12 +11,13 @@ import pytest
 
 from penstock.errors import InvalidRequest, OffsetOutOfRange, PenstockError, ShuttingDown, TopicNotFound
 from penstock.log.api import Appended, Batch, BatchFor, BlockBatch, Durability, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.block import Block, encode_block
 from penstock.record_headers import encode_headers
 from tests.log.contract_atomic import AtomicContract
 from tests.log.contract_changes import ChangeContract
 from tests.log.contract_topics import TopicContract
-from tests.log.records import Record, append, read_all, read_from, read_values, start_append, start_atomic_append
+from tests.log.records import Record, append, read_all, read_from, read_values, start_atomic_append
 from tests.log.storage import Storage, fill, fill_at, followed, make_partition
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from penstock.errors import InvalidRequest, TopicNotFound
 from penstock.log.api import Appended, Batch, BatchFor, Durability, LateBatch, Partition, TopicConfig
-from tests.log.records import append, read_all, read_values, start_append, start_atomic_append
+from penstock.log.appending import start_append
+from tests.log.records import append, read_all, read_values, start_atomic_append
 from tests.log.storage import Storage, make_partition
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from penstock.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound
 from penstock.log.api import Appended, Batch, Durability, TopicConfig
-from tests.log.records import append, read_all, read_from, read_values, start_append
+from penstock.log.appending import start_append
+from tests.log.records import append, read_all, read_from, read_values
 from tests.log.storage import Storage, fill, fill_at, followed, make_partition
 
 ALTERED = TopicConfig(

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.errors import PartitionNotFound, PenstockError, TopicExists, TopicNotFound
 from penstock.log.api import Appended, Batch, Durability, TopicConfig
-from tests.log.records import append, read_values, start_append
+from penstock.log.appending import start_append
+from tests.log.records import append, read_values
 from tests.log.storage import Storage, fill, followed, make_partition
 
 LONG_NAME = "x" * 249

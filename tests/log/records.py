@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.errors import PenstockError
-from penstock.log.api import READ_BYTES_DEFAULT, Appended, Batch, BatchFor, BlockBatch, Engine, Partition
+from penstock.log.api import READ_BYTES_DEFAULT, Appended, Batch, BatchFor, Engine, Partition
+from penstock.log.appending import start_append
 from penstock.log.block import Block
 
 
@@ -34,20 +35,6 @@ def records_of(block: Block, start: int = 0) -> list[Record]:
             strict=True,
         )
     ]
-
-
-def start_append(partition: Partition, batch: Batch | BlockBatch) -> asyncio.Future[Appended]:
-    """Append; the future fails with the error the engine gave. A second call of `done` would raise in the loop."""
-    future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-
-    def done(result: Appended | PenstockError) -> None:
-        if isinstance(result, PenstockError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    partition.append(batch, done)
-    return future
 
 
 async def append(

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+import trustme
 
-from penstock.net.peers import Dialer, Introduction, PeerSession
+from penstock.errors import NotLeading
+from penstock.net.limits import ListenerLimits
+from penstock.net.peers import NONCE_BYTES, Dialer, Introduction, PeerSession
 from penstock.net.relay import RelaySession
 from penstock.net.session import Connection
 from penstock.net.tcp import TcpListener
+from penstock.net.tls import client_context, server_context
+from penstock.testing.clock import ManualClock
 
 SECRET = b"the secret of this cluster"
 CLIENT = Introduction("blipmq", "192.0.2.7:1234", "CN=ada")
@@ -34,25 +43,33 @@ class Echo:
 
 
 class Leader:
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.leads = True
+        self.clock = ManualClock()
         factories = {"blipmq": lambda connection, _: Echo(connection)}
         self.listener = TcpListener(
             "cluster",
             "127.0.0.1:0",
             lambda connection: PeerSession(connection, SECRET, factories, lambda: self.leads),
+            tls=tls,
+            clock=self.clock,
         )
 
-    def dialer(self, secret: bytes = SECRET) -> Dialer:
-        return Dialer(secret, lambda: self.listener.address, None, dial_s_max=0.3)
+    def dialer(self, secret: bytes = SECRET, tls: ssl.SSLContext | None = None) -> Dialer:
+        return Dialer(secret, lambda: self.listener.address, tls, dial_s_max=0.3)
+
+
+@asynccontextmanager
+async def running(leader: Leader) -> AsyncIterator[Leader]:
+    await leader.listener.start()
+    yield leader
+    await leader.listener.stop()
 
 
 @pytest.fixture
 async def leader() -> AsyncIterator[Leader]:
-    leader = Leader()
-    await leader.listener.start()
-    yield leader
-    await leader.listener.stop()
+    async with running(Leader()) as leader:
+        yield leader
 
 
 async def test_a_session_is_made_as_if_the_client_had_connected_itself(leader: Leader) -> None:
@@ -64,29 +81,151 @@ async def test_a_session_is_made_as_if_the_client_had_connected_itself(leader: L
 
 
 async def test_without_the_secret_nobody_gets_in(leader: Leader) -> None:
-    with pytest.raises(asyncio.IncompleteReadError):
-        await leader.dialer(b"another secret, as long")._dial(leader.listener.address, CLIENT)
-    with pytest.raises(Exception, match="no node that leads is reached"):
+    with pytest.raises(NotLeading, match=r"no node that leads is reached: .* check that cluster\.secret is the same"):
         await leader.dialer(b"another secret, as long").dial(CLIENT)
 
 
 async def test_a_node_that_does_not_lead_takes_no_clients(leader: Leader) -> None:
     leader.leads = False
-    with pytest.raises(Exception, match="it does not lead"):
+    with pytest.raises(NotLeading, match="it does not lead"):
         await leader.dialer().dial(CLIENT)
 
 
-async def test_a_relay_passes_on_what_comes_both_ways(leader: Leader) -> None:
-    relay = TcpListener("blipmq", "127.0.0.1:0", lambda connection: RelaySession(connection, leader.dialer()))
+async def test_a_connection_that_introduces_nobody_is_closed(leader: Leader) -> None:
+    reader, writer = await asyncio.open_connection(*leader.listener.address.split(":"))
+    await reader.readexactly(NONCE_BYTES)
+    leader.listener.sweep()  # which sees that it waits
+    leader.clock.advance(ListenerLimits().header_s_max + 1)
+    leader.listener.sweep()
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_node_that_was_replaced_while_it_accepted_is_not_returned(leader: Leader) -> None:
+    """It may be frozen, and nobody would notice that another leads than the one that is asked."""
+    address = leader.listener.address
+    known = iter([address, address, "another, for a moment"])
+    dialer = Dialer(SECRET, lambda: next(known, address), None)
+    reader, writer = await dialer.dial(CLIENT)
+    assert await reader.readline() == b"blipmq 192.0.2.7:1234 CN=ada\n"
+    assert leader.listener.stats.connections_total == 2
+    writer.close()
+
+
+async def test_a_node_that_is_frozen_is_waited_for_no_longer_than_it_leads(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.net.peers.LOOK_S", 0.01)
+    monkeypatch.setattr("penstock.net.peers.ANSWER_S_MAX", 3600.0)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # its kernel takes connections
+        address = "{}:{}".format(*frozen.getsockname())
+        dialing = asyncio.ensure_future(Dialer(SECRET, lambda: address, None, dial_s_max=3600).dial(CLIENT))
+        accepted, _ = await asyncio.get_running_loop().run_in_executor(None, frozen.accept)
+        address = leader.listener.address
+        reader, writer = await dialing
+        accepted.close()
+    assert await reader.readline() == b"blipmq 192.0.2.7:1234 CN=ada\n"
+    writer.close()
+
+
+# -- TLS -----------------------------------------------------------------------------------------------------------------
+
+
+class Node:
+    """The files of one node: a certificate of an authority, its key, and the authority that it trusts."""
+
+    def __init__(self, directory: Path, authority: trustme.CA, trusted: trustme.CA, host: str = "127.0.0.1") -> None:
+        directory.mkdir()
+        self.files = directory / "cert.pem", directory / "key.pem", directory / "ca.pem"
+        cert, key, ca = self.files
+        issued = authority.issue_cert(host)
+        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(key)
+        trusted.cert_pem.write_to_path(ca)
+
+
+async def test_nodes_that_trust_each_others_certificates_talk_over_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    one, two = (Node(tmp_path / name, authority, authority) for name in ("one", "two"))
+    async with running(Leader(server_context(*one.files))) as leader:
+        reader, writer = await leader.dialer(tls=client_context(*two.files)).dial(CLIENT)
+        assert await reader.readline() == b"blipmq 192.0.2.7:1234 CN=ada\n", "not the subject of the node's certificate"
+        assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("issuer", "trusted", "host", "reason"),
+    [
+        ("theirs", "ours", "127.0.0.1", r"check that all nodes have \[cluster.tls\]"),
+        ("ours", "theirs", "127.0.0.1", r"its certificate is not accepted, .* check cluster\.tls\.ca"),
+        ("ours", "ours", "127.0.0.2", r"not accepted, IP address mismatch, .* for the name in cluster\.advertise"),
+    ],
+    ids=["a certificate of others", "an authority of others", "another name"],
+)
+async def test_over_tls_a_node_of_others_is_refused(
+    tmp_path: Path, issuer: str, trusted: str, host: str, reason: str
+) -> None:
+    authorities = {"ours": trustme.CA(), "theirs": trustme.CA()}
+    one = Node(tmp_path / "one", authorities["ours"], authorities["ours"], host)
+    two = Node(tmp_path / "two", authorities[issuer], authorities[trusted])
+    async with running(Leader(server_context(*one.files))) as leader:
+        with pytest.raises(NotLeading, match=reason):
+            await leader.dialer(tls=client_context(*two.files)).dial(CLIENT)
+
+
+async def test_a_node_with_tls_says_what_to_check_if_the_other_has_none(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    node = Node(tmp_path / "node", authority, authority)
+    async with running(Leader()) as leader:
+        with pytest.raises(NotLeading, match=r"check that all nodes have \[cluster.tls\] or none"):
+            await leader.dialer(tls=client_context(*node.files)).dial(CLIENT)
+
+
+# -- relays --------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def relayed(dialer: Dialer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, TcpListener]]:
+    """A client whose connection is passed on, and the listener that does so."""
+    relay = TcpListener("blipmq", "127.0.0.1:0", lambda connection: RelaySession(connection, dialer))
     await relay.start()
-    host, port = relay.address.split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    large = b"x" * 300_000 + b"\n"
-    writer.write(large)
-    name, peer, _ = (await reader.readline()).split()
-    assert (name, peer.decode()) == (b"blipmq", "{}:{}".format(*writer.get_extra_info("sockname")))
-    assert await reader.readexactly(len(large)) == large
-    await leader.listener.stop()
-    assert await reader.read() == b""  # as the node that leads is gone
+    reader, writer = await asyncio.open_connection(*relay.address.split(":"))
+    yield reader, writer, relay
     writer.close()
     await relay.stop()
+
+
+async def test_a_relay_passes_on_what_comes_both_ways(leader: Leader) -> None:
+    async with relayed(leader.dialer()) as (reader, writer, _):
+        large = b"x" * 300_000 + b"\n"
+        writer.write(large)
+        name, peer, _ = (await reader.readline()).split()
+        assert (name, peer.decode()) == (b"blipmq", "{}:{}".format(*writer.get_extra_info("sockname")))
+        assert await reader.readexactly(len(large)) == large
+        await leader.listener.stop()
+        assert await reader.read() == b""  # as the node that leads is gone
+
+
+async def test_a_client_whose_request_nobody_takes_is_disconnected(leader: Leader) -> None:
+    leader.leads = False
+    async with relayed(leader.dialer()) as (reader, writer, _):
+        writer.write(b"nobody will answer this")
+        assert await reader.read() == b""
+
+
+async def test_a_client_is_disconnected_if_another_node_leads_than_one_that_is_frozen(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one takes what its socket holds, and neither answers nor closes the connection."""
+    monkeypatch.setattr("penstock.net.relay.LOOK_S", 0.01)
+    address = leader.listener.address
+    async with relayed(Dialer(SECRET, lambda: address, None)) as (reader, writer, relay):
+        await reader.readline()
+        [frozen] = leader.listener._connections
+        frozen._transport.pause_reading()
+        writer.write(bytes(64 << 20))  # more than all buffers on the way hold
+        while relay.budget.held_bytes < ListenerLimits().in_flight_bytes_max:
+            await asyncio.sleep(0)
+        address = "127.0.0.1:1"
+        assert await reader.read() == b""

@@ -100,7 +100,9 @@ class _Move:
         from penstock.log.migration.state import StateFile
 
         if _place(self.source) == _place(self.target):
-            raise InvalidRequest(f"SOURCE and TARGET are the same log, {_place(self.source)}: name two configurations")
+            raise InvalidRequest(
+                f"SOURCE and TARGET are the same log, or may be: both are {_place(self.source)}; name two that differ in that"
+            )
         self.target.data_dir.mkdir(parents=True, exist_ok=True)
         state = StateFile(self.target.data_dir, self.target.engine)
         stopped = not _is_running(self.source)
@@ -157,7 +159,7 @@ class _Move:
                         raise _other_broker(self.source, directory.resolve().parents[1])
                     yield SnapshotReader(directory)
             return
-        engine = _engine(self.source, "serve" if finish else "observe")
+        engine = _engine(self.source, "retire" if finish else "observe")
         runner.run(engine.start())
         try:
             yield EngineSource(engine)
@@ -182,13 +184,14 @@ def _other_broker(config: Config, found: Path) -> Exception:
 
 
 def _place(config: Config) -> str:
+    """Where a log is. One cluster of Kafka has many addresses, which do not tell it from another."""
     if config.engine == "kafka":
-        return f"topics {config.kafka.topic_prefix}* in Kafka at {', '.join(config.kafka.bootstrap)}"
+        return f"topics {config.kafka.topic_prefix}* in Kafka"
     return f"directory {config.data_dir.resolve()}"
 
 
 def _is_running(config: Config) -> bool:
-    """Whether a broker runs on a data directory. On Kafka that cannot be told, and whoever finishes fences it."""
+    """Whether a broker runs on a data directory. On Kafka whoever finishes fences it, and refuses to if there are several."""
     from penstock.errors import DataDirectoryInUse
     from penstock.log.embedded.manifest import holding
 

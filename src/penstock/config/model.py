@@ -42,7 +42,7 @@ from penstock.config.values import (
 from penstock.log.api import PARTITIONS_MAX, Durability, TopicConfig
 from penstock.log.kafka.settings import KafkaSettings
 from penstock.settings import DurationMs, Seconds, Section, Size
-from penstock.units import is_loopback, parse_address
+from penstock.units import Address, is_loopback, parse_address
 
 
 class Listeners(Section):
@@ -106,7 +106,7 @@ class ClusterTls(Section):
     """`[cluster.tls]`: nodes prove to each other who they are. All three are PEM files."""
 
     cert: ExpandedPath
-    """The certificate chain of this node, for the name in `advertise`."""
+    """The certificate chain of this node, for the name in `advertise`, as a server and as a client."""
     key: ExpandedPath
     """The private key of the certificate."""
     ca: ExpandedPath
@@ -136,6 +136,10 @@ class Cluster(Section):
     insecure: bool = False
     """Allow connections between machines without TLS."""
 
+    def reaches(self, bind: str) -> bool:
+        """Whether nodes of this cluster can connect to an address of this machine."""
+        return is_loopback(parse_address(self.bind).host) or not is_loopback(parse_address(bind).host)
+
     @model_validator(mode="after")
     def _is_safe(self) -> Cluster:
         if self.tls is None and not self.insecure and not is_loopback(parse_address(self.bind).host):
@@ -143,9 +147,20 @@ class Cluster(Section):
                 f'bind = "{self.bind}" can be reached from other machines without TLS: bind to 127.0.0.1, set tls.cert, tls.key and '
                 "tls.ca, or accept the risk with insecure = true"
             )
-        if self.advertise is None and parse_address(self.bind).host in ("0.0.0.0", "::"):  # noqa: S104 - it is compared
+        host = parse_address(self.bind).host if self.advertise is None else self.advertise
+        if host in ("0.0.0.0", "::"):  # noqa: S104 - it is compared
+            setting = f'bind = "{self.bind}"' if self.advertise is None else f'advertise = "{self.advertise}"'
             raise ValueError(
-                f'bind = "{self.bind}" is every address of this machine: set advertise to the one by which other nodes reach it'
+                f"{setting} is every address of this machine: set advertise to the one by which other nodes reach it"
+            )
+        try:
+            is_host = parse_address(str(Address(host, 0))).host == host
+        except ValueError:
+            is_host = False
+        if not is_host:
+            raise ValueError(
+                f'advertise = "{self.advertise}" is not a host: write a name or an IP address without a port or brackets, as in '
+                '"node1.example"; ports are those of the listeners'
             )
         return self
 
@@ -357,6 +372,11 @@ class Config(BaseSettings):
                 raise ValueError(
                     f"listeners.{name} needs tls.cert and tls.key in a cluster: a client that connects to any node has its TLS connection"
                     " with the one that leads, so the certificate must be valid for the names of all nodes"
+                )
+            if isinstance(settings, QuicListener) and not self.cluster.reaches(settings.bind):
+                raise ValueError(
+                    f'listeners.{name}.bind = "{settings.bind}" is only for this machine, and other nodes pass on datagrams to it while '
+                    f'this one leads: bind it as cluster.bind = "{self.cluster.bind}" is'
                 )
         return self
 

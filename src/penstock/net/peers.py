@@ -29,10 +29,14 @@ DIAL_S_MAX: Final = 20.0
 """How long a client waits for a node that leads: longer than it takes to notice that one is gone, and to begin to lead."""
 ANSWER_S_MAX: Final = 5.0
 RETRY_S: Final = 0.1
+LOOK_S: Final = 0.5
+"""How often it is looked whether another node leads than the one that is waited for."""
 ACCEPTED: Final = b"\x01"
 REFUSED: Final = b"\x00"
 _LENGTH: Final = struct.Struct(">I")
 _VERSION: Final = b"penstock peer 1"
+_TLS_ADVICE: Final = "check that all nodes have [cluster.tls] or none, and a certificate of cluster.tls.ca"
+_MAC_ADVICE: Final = "check that cluster.secret is the same on all nodes"
 
 log = structlog.get_logger("penstock.net")
 
@@ -92,6 +96,7 @@ class PeerSession:
         self._received = b""
         self._session: Session | None = None
         connection.set_authenticated(False)
+        connection.frame_pending(True)  # so that who does not introduce anybody is not waited for
         connection.send(self._nonce)
 
     def receive(self, data: bytes) -> None:
@@ -173,30 +178,70 @@ class Dialer:
                     address = self._address()
                     if address is not None:
                         try:
-                            return await self._dial(address, introduction)
-                        except (OSError, TimeoutError, asyncio.IncompleteReadError, _Refused) as error:
-                            reason = f"the one at {address} does not answer ({error})"
+                            return await self._dial_while_it_leads(address, introduction)
+                        except (OSError, _Refused) as error:
+                            reason = f"the one at {address} does not answer ({_why(error)})"
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:
+            log.warning("leader_not_reached", listener=introduction.protocol, peer=introduction.peer, reason=reason)
             raise NotLeading(f"no node that leads is reached: {reason}; try again") from None
+
+    async def _dial_while_it_leads(self, address: str, introduction: Introduction) -> Streams:
+        """Raises _Refused as soon as another node leads: this one may be frozen, and neither refuses nor answers."""
+        dialing = asyncio.ensure_future(self._dial(address, introduction))
+        try:
+            while not dialing.done() and self._address() in (None, address):
+                await asyncio.wait([dialing], timeout=LOOK_S)
+            if self._address() in (None, address):
+                return await dialing
+            raise _Refused("another node leads now")
+        except BaseException:
+            dialing.add_done_callback(_abandon)
+            dialing.cancel()
+            raise
 
     async def _dial(self, address: str, introduction: Introduction) -> Streams:
         host, port = parse_address(address)
         async with asyncio.timeout(ANSWER_S_MAX):
             reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
+            advice = _TLS_ADVICE
             try:
                 nonce = await reader.readexactly(NONCE_BYTES)
+                advice = _MAC_ADVICE
                 body = msgspec.json.encode(introduction)
                 writer.write(_LENGTH.pack(len(body)) + body + _mac(self._secret, b"asks", nonce, body))
                 if await reader.readexactly(1) != ACCEPTED:
                     raise _Refused("it does not lead")
                 proof = await reader.readexactly(MAC_BYTES)
                 if not hmac.compare_digest(proof, _mac(self._secret, b"answers", nonce, body)):
-                    raise _Refused("it does not know the secret of this cluster")
+                    raise _Refused(f"it does not know the secret of this cluster: {_MAC_ADVICE}")
+            except asyncio.IncompleteReadError:
+                writer.transport.abort()
+                raise _Refused(f"it closed the connection: {advice}") from None
             except BaseException:
                 writer.transport.abort()
                 raise
         return reader, writer
+
+
+def _abandon(dialing: asyncio.Future[Streams]) -> None:
+    """Close a connection that nobody waits for."""
+    if not dialing.cancelled() and dialing.exception() is None:
+        dialing.result()[1].transport.abort()
+
+
+def _why(error: Exception) -> str:
+    """What a connection to another node failed by, and what to check."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not accepted, {error.verify_message}: check cluster.tls.ca here, and there that cluster.tls.cert is "
+            "for the name in cluster.advertise"
+        )
+    if isinstance(error, ssl.SSLError):
+        return f"{error.reason or error}: {_TLS_ADVICE}"
+    if isinstance(error, TimeoutError):
+        return f"nothing for {ANSWER_S_MAX:g} s: {_TLS_ADVICE}"
+    return str(error)
 
 
 class _Refused(Exception):

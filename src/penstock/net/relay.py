@@ -27,7 +27,7 @@ class RelaySession:
         """Of the client. Their bytes are held, which bounds them."""
         self._writable = asyncio.Event()
         self._writable.set()
-        self._task = asyncio.get_running_loop().create_task(self._relay(dial))
+        self._task = asyncio.get_running_loop().create_task(self._run(dial))
 
     def receive(self, data: bytes) -> None:
         self._connection.hold(len(data))
@@ -38,18 +38,31 @@ class RelaySession:
 
     def closed(self) -> None:
         self._task.cancel()
+        self._release_waiting()
+
+    def _release_waiting(self) -> None:
         while not self._waiting.empty():
             self._connection.release(len(self._waiting.get_nowait()))
+
+    async def _run(self, dial: Dial) -> None:
+        """Relay until one side ends, and end the other then."""
+        connection = self._connection
+        try:
+            await self._relay(dial)
+        except PenstockError as error:
+            log.warning("relay_failed", listener=connection.listener, peer=connection.peer, reason=str(error))
+        except OSError as error:
+            log.info("relay_ended", listener=connection.listener, peer=connection.peer, reason=str(error))
+        except Exception:
+            log.exception("relay_failed", listener=connection.listener, peer=connection.peer)
+        finally:
+            self._release_waiting()  # nobody will answer it, and a connection that owes answers stays open
+            connection.close()
 
     async def _relay(self, dial: Dial) -> None:
         connection = self._connection
         introduction = Introduction(connection.listener, connection.peer, connection.principal_hint)
-        try:
-            reader, writer = await dial.dial(introduction)
-        except PenstockError as error:
-            log.warning("relay_failed", listener=connection.listener, peer=connection.peer, reason=str(error))
-            connection.close()
-            return
+        reader, writer = await dial.dial(introduction)
         leader = dial.leader()
         sending = asyncio.get_running_loop().create_task(self._send(writer))
         try:
@@ -58,12 +71,9 @@ class RelaySession:
                     self._writable.clear()
                     await self._writable.wait()
                 connection.send(data)
-        except OSError as error:
-            log.info("relay_ended", listener=connection.listener, peer=connection.peer, reason=str(error))
         finally:
             sending.cancel()
             writer.transport.abort()
-            connection.close()
 
     async def _read(self, reader: asyncio.StreamReader, dial: Dial, leader: str | None) -> bytes:
         """Return what comes next, nothing if that is the end: also because another node leads, whatever became of this one."""

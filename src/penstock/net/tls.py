@@ -37,7 +37,16 @@ def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.
     _load_identity(context, cert, key)
     if client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-        _load_authorities(context, client_ca)
+        _load_authorities(context, client_ca, "tls.client_ca")
+    return context
+
+
+def client_context(cert: Path, key: Path, ca: Path) -> ssl.SSLContext:
+    """What a node needs to connect to others: both show a certificate that one of the authorities signed, the other one for its name."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load_identity(context, cert, key)
+    _load_authorities(context, ca, "tls.ca")
     return context
 
 
@@ -81,13 +90,13 @@ def _load_identity(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         ) from None
 
 
-def _load_authorities(context: ssl.SSLContext, client_ca: Path) -> None:
-    _check_pem(client_ca, "tls.client_ca", "CERTIFICATE")
+def _load_authorities(context: ssl.SSLContext, ca: Path, setting: str) -> None:
+    _check_pem(ca, setting, "CERTIFICATE")
     try:
-        context.load_verify_locations(client_ca)
+        context.load_verify_locations(ca)
     except ssl.SSLError as error:
         raise ConfigError(
-            f"tls.client_ca: {client_ca} holds no usable certificate ({error.reason or error}): use the PEM file of the"
+            f"{setting}: {ca} holds no usable certificate ({error.reason or error}): use the PEM file of the"
             " authority that signs your clients' certificates"
         ) from None
 

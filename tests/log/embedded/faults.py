@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from penstock.log.api import Batch, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine
 from tests.log.embedded.storage import CountingDisk, path_of
-from tests.log.records import append, start_append
+from tests.log.records import append
 
 
 class SuffixFaults(CountingDisk):

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import Appended, Batch, BatchFor, Durability, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.journal import journal_paths
 from tests.log.embedded.conftest import OpenEngine
@@ -21,7 +22,7 @@ from tests.log.embedded.storage import (
     segment_files,
     settled,
 )
-from tests.log.records import append, read_values, start_append, start_atomic_append
+from tests.log.records import append, read_values, start_atomic_append
 
 NO_FLUSH = TopicConfig(durability=Durability("none"))
 

@@ -11,10 +11,11 @@ import pytest
 
 from penstock.errors import InvalidRequest, NoSpace, NotWritten, OutcomeUnknown
 from penstock.log.api import Appended, Batch, BatchFor, Durability, LateBatch, Partition, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import CountingDisk, path_of, settled
-from tests.log.records import append, read_values, start_append, start_atomic_append
+from tests.log.records import append, read_values, start_atomic_append
 
 SMALL = TopicConfig(segment_bytes=2000)
 CANNOT_BE_STORED = [1 << 70]

@@ -11,12 +11,13 @@ import pytest
 
 from penstock.errors import NoSpace, NotWritten, OutcomeUnknown, PenstockError
 from penstock.log.api import Batch, Durability, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.commit import WRITTEN_ON_LOOP_BYTES_MAX
 from penstock.log.embedded.disk import QUICK_FLUSH_S_MAX
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import TimedDisk
-from tests.log.records import append, read_values, start_append
+from tests.log.records import append, read_values
 
 THERE = "penstock-commit"
 

@@ -11,13 +11,14 @@ import pytest
 
 from penstock.errors import NotWritten, OutcomeUnknown
 from penstock.log.api import Batch, BatchFor, Durability, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EngineOptions
 from penstock.log.embedded.journal import journal_paths
 from penstock.testing.faults import FaultyDisk
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.faults import SuffixFaults, append_both, two_topics
 from tests.log.embedded.storage import CountingDisk, crash_image, everything, settled
-from tests.log.records import append, read_values, start_append, start_atomic_append
+from tests.log.records import append, read_values, start_atomic_append
 
 # -- flushes that fail ----------------------------------------------------------------------------------------------------
 

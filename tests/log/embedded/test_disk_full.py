@@ -11,13 +11,14 @@ import pytest
 
 from penstock.errors import NoSpace, OutcomeUnknown, PenstockError
 from penstock.log.api import Batch, BatchFor, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import AppendFile, SpaceReserve
 from tests.descriptors import open_files
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.faults import SuffixFaults, append_both, two_topics
 from tests.log.embedded.storage import CountingDisk, crash_image, everything, settled
-from tests.log.records import append, read_values, start_append, start_atomic_append
+from tests.log.records import append, read_values, start_atomic_append
 
 
 async def test_a_full_disk_refuses_leaves_no_trace_and_goes_on_when_space_returns(

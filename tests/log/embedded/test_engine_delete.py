@@ -14,13 +14,14 @@ from structlog.testing import capture_logs
 
 from penstock.errors import NotWritten, ShuttingDown, TopicNotFound
 from penstock.log.api import Batch, BatchFor, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.journal import journal_paths
 from penstock.testing.powercut import PowerCutDisk
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import CountingDisk, everything
-from tests.log.records import append, read_values, start_append, start_atomic_append
+from tests.log.records import append, read_values, start_atomic_append
 
 MANY_BLOCKS = TopicConfig(segment_bytes=8000)
 

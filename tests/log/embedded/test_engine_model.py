@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.log.api import Appended, Batch, BatchFor, Durability, Partition, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.testing.clock import ManualClock
 from tests.log.embedded.storage import UnflushedDisk, crash_image, settled
-from tests.log.records import Record, read_from, start_append, start_atomic_append
+from tests.log.records import Record, read_from, start_atomic_append
 
 _T = TypeVar("_T")
 

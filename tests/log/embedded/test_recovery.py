@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from penstock.errors import CorruptBlock, MissingSegment
 from penstock.log.api import Batch, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.block import BlockHeader
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.journal import journal_paths
@@ -28,7 +29,7 @@ from tests.log.embedded.storage import (
     sealed,
     segment_files,
 )
-from tests.log.records import Record, append, read_all, read_from, read_values, start_append
+from tests.log.records import Record, append, read_all, read_from, read_values
 
 SMALL_SEGMENTS = TopicConfig(segment_bytes=600)
 

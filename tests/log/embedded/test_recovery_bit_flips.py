@@ -14,12 +14,13 @@ import pytest
 from penstock.broker.table import Table
 from penstock.errors import CorruptBlock
 from penstock.log.api import Batch, Partition, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.journal import FIRST_RECORD_AT, HEADS_AT
 from penstock.testing.clock import ManualClock
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import CountingDisk, UnflushedDisk, crash_image, everything, files, path_of
-from tests.log.records import Record, append, read_all, records_of, start_append
+from tests.log.records import Record, append, read_all, records_of
 
 STEP_BYTES = 97
 RANDOM_FLIPS = 15

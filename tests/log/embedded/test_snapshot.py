@@ -11,6 +11,7 @@ import pytest
 
 from penstock.errors import LimitExceeded
 from penstock.log.api import Batch, BatchFor, Snapshot, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.backup import back_up
 from penstock.log.embedded.manifest import holding, read_manifest
@@ -21,7 +22,7 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import everything, files, partition_of
-from tests.log.records import Record, append, start_append, start_atomic_append
+from tests.log.records import Record, append, start_atomic_append
 from tests.log.storage import fill, make_partition
 
 SMALL = TopicConfig(segment_bytes=400)

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.log.api import Batch, BatchFor, Durability, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import AppendFile, Disk
 from penstock.testing.clock import ManualClock
@@ -21,7 +22,7 @@ from penstock.testing.powercut import PowerCutDisk
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import everything, partition_of, path_of, settled
 from tests.log.embedded.test_write_files import open_for_writing
-from tests.log.records import append, start_append, start_atomic_append
+from tests.log.records import append, start_atomic_append
 
 NONE = Durability.parse("none")
 

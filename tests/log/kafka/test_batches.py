@@ -7,14 +7,25 @@ from hypothesis import strategies as st
 
 from penstock.columns import UniformCells
 from penstock.errors import CorruptBlock
-from penstock.log.api import Batch, BlockBatch
+from penstock.log.api import Batch, BlockBatch, PlacedBatch
 from penstock.log.block import Block, encode_block
-from penstock.log.kafka.batches import EXPIRES, HEADER, RecordBatch, encode_batch, join_batches, split, visible
+from penstock.log.kafka.batches import (
+    EXPIRES,
+    GAP,
+    HEADER,
+    NO_PRODUCER,
+    RecordBatch,
+    encode_batch,
+    encode_placed,
+    join_batches,
+    split,
+    visible,
+)
 from penstock.log.kafka.client import ProducerId
 from penstock.record_headers import encode_headers
 
 cells = st.none() | st.binary(max_size=200)
-names = st.text(max_size=10) | st.just(EXPIRES)
+names = st.text(max_size=10) | st.sampled_from([EXPIRES, GAP])
 header_cells = st.none() | st.lists(st.tuples(names, cells), min_size=1, max_size=3).map(encode_headers)
 rows = st.lists(st.tuples(cells, cells, header_cells, st.integers(0, 1 << 50)), min_size=1, max_size=70)
 
@@ -43,6 +54,27 @@ def test_any_records_come_back_as_they_were_given(
     assert list(block.expiries() or [0] * count) == expiries
     assert set(block.timestamps()) == {1234}
     assert list(block.offsets()) == list(range(count))
+
+
+def test_a_record_that_looks_like_a_gap_is_none() -> None:
+    """As a user of Penstock writes it, which is kept apart; one of Kafka's own clients must have copied every byte of it."""
+    header = encode_headers([(GAP, None)])
+    block = block_of(encode_batch(Batch([None, b"mine"], [GAP.encode()] * 2, [header] * 2), 1))
+    assert block.values() == [None, b"mine"]
+    assert block.headers() == [header] * 2
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
+    builder.append(0, 1, b"key", None, [(GAP, None)])
+    builder.append(1, 1, GAP.encode(), b"theirs", [(GAP, None)])
+    assert block_of(bytes(builder.build())).values() == [None, b"theirs"]
+
+
+def test_gaps_between_records_are_not_seen() -> None:
+    placed = PlacedBatch([3, 7], [1, 2], [b"three", b"seven"])
+    batch = only(encode_placed(placed, 1, compress=False).batch(NO_PRODUCER, 0))
+    block = batch.block()
+    assert block is not None
+    assert (list(block.offsets()), block.values()) == ([2, 6], [b"three", b"seven"])  # behind the batch's own
+    assert batch.count == 7
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 64, 65, 8192, 8193])

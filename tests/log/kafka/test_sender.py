@@ -14,7 +14,7 @@ from penstock.log.kafka.client import Place, Produced
 from penstock.log.kafka.faults import Code, KafkaFault, Unanswered
 from penstock.log.kafka.sender import Sender
 
-Answer = Produced | KafkaFault | Unanswered
+Answer = Produced | KafkaFault | Unanswered | ValueError
 
 
 class Cluster:
@@ -36,7 +36,7 @@ class Cluster:
         self.asked += 1
         await self.go_on.wait()
         answer = self.answers.popleft()
-        if isinstance(answer, Unanswered):
+        if isinstance(answer, Unanswered | ValueError):
             raise answer
         return {place: answer for place, _ in batches}
 
@@ -84,6 +84,12 @@ async def test_what_may_be_stored_and_is_refused_then_has_an_unknown_outcome_and
     assert isinstance(await before, OutcomeUnknown)
     assert isinstance(await behind, NotWritten)
     assert cluster.asked == 2
+    await sender.stop()
+
+
+async def test_an_answer_that_cannot_be_read_does_not_hold_up_the_partition() -> None:
+    sender = sender_to(Cluster(ValueError("not what this release expects"), Produced(7, 1)))
+    assert await send(sender, FakePartition()) == Appended(7, 1)
     await sender.stop()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptBlock, InvalidRequest, TopicExists
+from penstock.errors import CorruptBlock, InvalidRequest, ShuttingDown, TopicExists
 from penstock.log.api import PlacedBatch, TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.snapshot_reading import SnapshotReader
@@ -119,6 +119,26 @@ async def test_a_compacted_topic_is_copied_again_once_tombstones_may_be_gone(log
     assert (await logs.migration().copy(source)).copied_records == 1
 
 
+async def test_a_pass_that_was_cut_short_does_not_count_for_tombstones(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a key that was deleted since the pass before would be back in the target, if its tombstone is gone: a user, for example."""
+    await append(await make_partition(logs.source, config=TopicConfig(cleanup="compact")), [b"1"], [b"k"])
+    source = EngineSource(logs.source)
+    assert (await logs.migration().copy(source)).copied_records == 1
+
+    async def cut_short(*_: object) -> None:
+        raise ShuttingDown("killed")
+
+    logs.clock.advance(0.6 * TOMBSTONE_MS / 1000)
+    with monkeypatch.context() as patched:
+        patched.setattr(Migration, "_copy_partition", cut_short)
+        with pytest.raises(ShuttingDown):
+            await logs.migration().copy(source)
+    logs.clock.advance(0.6 * TOMBSTONE_MS / 1000)
+    assert (await logs.migration().copy(source)).copied_records == 1
+
+
 async def test_nothing_is_served_before_it_is_finished_and_nothing_is_moved_after(logs: Logs) -> None:
     await append(await make_partition(logs.source), [b"1"])
     check_served(logs.directory, "embedded")
@@ -130,6 +150,22 @@ async def test_nothing_is_served_before_it_is_finished_and_nothing_is_moved_afte
     check_served(logs.directory, "embedded")
     with pytest.raises(InvalidRequest, match="was finished before"):
         logs.migration()
+
+
+async def test_a_topic_that_appears_during_the_last_pass_does_not_end_it(logs: Logs) -> None:
+    """As one that somebody else creates in Kafka."""
+    await append(await make_partition(logs.source), [b"1"])
+    source = EngineSource(logs.source)
+    bounds = source.bounds
+
+    async def bounds_while_others_create(topic: str, index: int) -> tuple[int, int]:
+        if "late" not in logs.source.topics():
+            await make_partition(logs.source, "late")
+        return await bounds(topic, index)
+
+    source.bounds = bounds_while_others_create  # type: ignore[method-assign]
+    await logs.migration().finish(source)
+    assert set(logs.target.topics()) == {"orders"}
 
 
 async def test_a_snapshot_is_read_as_the_log_was(logs: Logs) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.errors import PenstockError, TopicExists
-from penstock.log.api import Appended, Import, PlacedBatch, TopicInfo
+from penstock.errors import TopicExists
+from penstock.log.api import Import, PlacedBatch, TopicInfo
+from penstock.log.appending import start_append
 
 if TYPE_CHECKING:
     from penstock.log.embedded.engine import EmbeddedEngine
@@ -40,16 +40,7 @@ class EmbeddedImport(Import):
     async def place(self, topic: str, index: int, records: PlacedBatch) -> None:
         partition = self._engine.partition(topic, index)
         assert records.offsets[0] >= partition.committed_end, "records can only be placed behind those that are there"
-        placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(result: Appended | PenstockError) -> None:
-            if isinstance(result, PenstockError):
-                placed.set_exception(result)
-            else:
-                placed.set_result(None)
-
-        partition.append(records, done)
-        await placed
+        await start_append(partition, records)
 
     async def skip_to(self, topic: str, index: int, offset: int) -> None:
         await self._engine.partition(topic, index).skip_to(offset)

@@ -9,6 +9,7 @@
 | `gathering` | which appends go into one transaction |
 | `transactions` | atomic appends as Kafka transactions, from a pool of transactional ids |
 | `lock` | the node's claim on its topics, which fences a node that was replaced |
+| `membership` | the nodes that share a log, and which of them leads |
 | `follower` | keeps the bounds and tails of partitions current that others write to |
 | `reader` | fetches at an offset; finds what a reader may see |
 | `appends`, `faults` | appends while they wait; what Kafka's refusals of them mean |

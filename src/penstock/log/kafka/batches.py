@@ -3,11 +3,11 @@
 A record batch is a header and its records, each with its fields behind one another and every number of variable length. Records of one size
 without keys and headers, which are frequent, are laid out and read as arrays; other records one by one.
 
-Offsets of a log that was moved to Kafka and that hold no record there are taken by records with the header `penstock-gap`, because a
-batch of Kafka has no gaps. Readers never see them.
+Offsets of a log that was moved to Kafka and that hold no record there are taken by records that have the key and one header
+`penstock-gap` and nothing else, because a batch of Kafka has no gaps. Readers never see them.
 
-The time at which a record expires is its last header, `penstock-expires`, in decimal milliseconds. A header of that name that a user
-set is kept apart from it by a second one behind it, which says 0 if the record does not expire.
+The time at which a record expires is its last header, `penstock-expires`, in decimal milliseconds. Headers of these two names that a
+user set are kept apart by a further one behind them, which says 0 if the record does not expire.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from penstock.record_headers import decode_headers, encode_headers
 
 EXPIRES: Final = "penstock-expires"
 GAP: Final = "penstock-gap"
+_GAP_KEY: Final = GAP.encode()
+_GAP_HEADERS: Final = [(GAP, None)]
 NO_PRODUCER: Final = ProducerId(-1, -1)
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 """Base offset, length, leader epoch, magic, checksum, attributes, last offset delta, first and last time, producer id and epoch, first
@@ -161,8 +163,7 @@ def _record(delta: int, time: bytes, key: bytes | None, value: bytes | None, hea
 
 def _gap_record(delta: int, time: bytes) -> bytes:
     """A record without a value. It has a key, because it may lie in a compacted topic."""
-    name = GAP.encode()
-    return _record(delta, time, name, None, b"".join((_number(1), _number(len(name)), name, _NULL)))
+    return _record(delta, time, _GAP_KEY, None, b"".join((_number(1), _number(len(_GAP_KEY)), _GAP_KEY, _NULL)))
 
 
 def _compressed(records: bytes) -> tuple[bytes, int]:
@@ -239,7 +240,7 @@ def _encode_records(batch: Batch) -> bytes:
 
 def _encode_headers(cell: bytes | None, expiry_ms: int) -> bytes:
     pairs = decode_headers(cell) if cell else []
-    if expiry_ms or any(name == EXPIRES for name, _ in pairs):
+    if expiry_ms or any(name in {EXPIRES, GAP} for name, _ in pairs):
         pairs.append((EXPIRES, b"%d" % expiry_ms))
     parts = [_number(len(pairs))]
     for name, value in pairs:
@@ -422,7 +423,7 @@ class RecordBatch:
         expiries: list[int] = []
         latest = 0
         for offset, timestamp_ms, key, value, headers in decode_records(self.data):
-            if headers and headers[-1][0] == GAP:
+            if value is None and headers and key == _GAP_KEY and headers == _GAP_HEADERS:
                 continue
             offsets.append(offset)
             latest = max(latest, timestamp_ms)  # times of a partition do not fall

@@ -33,6 +33,7 @@ try:
         DeleteRecordsRequest,
         DeleteTopicsRequest,
         DescribeConfigsRequest,
+        DescribeGroupsRequest,
     )
     from aiokafka.protocol.fetch import FetchRequest
     from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
@@ -484,6 +485,13 @@ class KafkaClient:
     async def leave_group(self, group: str, member: str) -> None:
         answer = await self._in_group(group, LeaveGroupRequest(group, member))
         self._raise_coordinator_fault(group, answer.error_code)
+
+    async def members(self, group: str) -> list[bytes]:
+        """What each member of a group has said of itself; nothing while the group waits for members to join again."""
+        answer = await self._in_group(group, DescribeGroupsRequest([group]))
+        [(code, *_, members)] = [described[:6] for described in answer.groups]
+        self._raise_coordinator_fault(group, code)
+        return [bytes(metadata) for _, _, _, metadata, *_ in members]
 
     async def _in_group(self, group: str, request: Any) -> Any:
         return await self._coordinated(group, request, CoordinationType.GROUP, Purpose.MEMBER)

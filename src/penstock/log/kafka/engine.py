@@ -43,7 +43,7 @@ from penstock.log.kafka.faults import KafkaFault, Unanswered
 from penstock.log.kafka.follower import Follower
 from penstock.log.kafka.importing import KafkaImport
 from penstock.log.kafka.lock import CHECK_S, KEEP_S, TRANSACTION_MS, NodeLock
-from penstock.log.kafka.membership import Membership, leader_of
+from penstock.log.kafka.membership import SESSION_S, Membership, leader_of, running_nodes
 from penstock.log.kafka.names import OWNED
 from penstock.log.kafka.partition import KafkaPartition
 from penstock.log.kafka.reader import RETRY_S_MAX, Reader
@@ -70,15 +70,16 @@ class KafkaEngine(Engine):
         self,
         settings: KafkaSettings,
         *,
-        role: Literal["serve", "import", "observe"] = "serve",
+        role: Literal["serve", "import", "observe", "retire"] = "serve",
         clock: Clock | None = None,
         background: Background | None = None,
         node: str | None = None,
         tail_bytes_per_partition: int = 4 << 20,
         tail_bytes_max: int = 256 << 20,
     ) -> None:
-        """To `import` is to fill the topics with another log, to `observe` is to read beside a node that serves them. `node` is the name of
-        this node among others that share the log; without one it has the log for itself."""
+        """To `import` is to fill the topics with another log, to `observe` is to read beside a node that serves them, and to `retire` is to
+        read what nobody writes to any more. `node` is the name of this node among others that share the log; without one it has the log
+        for itself."""
         self.stats = EngineStats()
         self._role = role
         self.background = background or Background()
@@ -120,12 +121,15 @@ class KafkaEngine(Engine):
             self._transactions = Transactions(self._client, self._reader, self._lock, prefix)
             self._sender = Sender(self._client, self._transactions, self._clock, self.stats, settings.append_s_max)
             self._sender.on_fenced = self._was_fenced
+            self._lock.on_lost = self._sender.fence
             self._follower = Follower(self._client)
             self._running = [self._sender, self._transactions, self._follower]
             replication = settings.replication or min(REPLICATION, len(self._client.nodes()))
             self._store = TopicStore(self._client, self._reader, settings, self._clock, replication)
             if self._role == "observe" and self._store.place[0] not in self._client.partition_counts():
                 raise TopicNotFound(f"Kafka has no topic {self._store.place[0]!r}: no broker has kept its log there")
+            if self._node is None and self._role != "observe":
+                await self._check_alone(prefix)
             leads = self._role != "observe" and (self._node is None or await self._joined(self._node))
             if leads:
                 await self._take_over(prefix)
@@ -140,6 +144,8 @@ class KafkaEngine(Engine):
             load = self._store.observe if self._role == "observe" else self._store.load if leads else self._store.follow
             for topic in (await load(table)).values():
                 self._open(topic)
+            if self._role == "retire":
+                await self._lock.fence([partition.place for parts in self._partitions.values() for partition in parts])
             await self._follow_all()
         except BaseException as error:
             await self._release()
@@ -170,6 +176,15 @@ class KafkaEngine(Engine):
 
     # -- nodes -------------------------------------------------------------------------------------------------------------
 
+    async def _check_alone(self, prefix: str) -> None:
+        """Raise InvalidRequest if nodes share these topics: they would take turns with this one, and write to users' topics meanwhile."""
+        nodes = await self._reader.patiently("asking for other nodes", lambda: running_nodes(self._client, prefix))
+        if nodes:
+            raise InvalidRequest(
+                f"nodes of a cluster run on these topics in Kafka ({', '.join(nodes)}): stop all of them first, or give this broker the "
+                f"section [cluster] that they have. Kafka forgets one that was killed after {SESSION_S:g} seconds"
+            )
+
     async def _joined(self, node: str) -> bool:
         """Join the other nodes; returns whether this one is to lead. If not, another has made the table of topics."""
         self._membership = Membership(
@@ -194,7 +209,9 @@ class KafkaEngine(Engine):
     async def _look_at_lead(self) -> None:
         """Begin to lead, or cease to, if that was decided."""
         assert self._membership is not None
-        if self._leads and self._membership.lost is not None:
+        if (
+            self._membership.lost is not None
+        ):  # perhaps before it began to lead: no other way leads back among the nodes
             self._sender.fence(f"this node does not lead any more: {self._membership.lost}")
         elif not self._leads and self._membership.leads:
             await self._begin_to_lead()
@@ -268,7 +285,7 @@ class KafkaEngine(Engine):
                 (kafka, index)
                 for kafka, count in counts.items()
                 if kafka.startswith(prefix + OWNED)
-                and self._role == "serve"  # the mark would take an offset of a record
+                and self._role != "import"  # the mark would take an offset of a record
                 for index in range(count)
             ]
             await self._lock.fence(internal or [self._store.place])
@@ -344,7 +361,7 @@ class KafkaEngine(Engine):
                     self._kept_at = now
                 await self._lock.check()
         except NotWritten:
-            self._sender.fence()
+            pass  # the sender was fenced
         if self._fenced is not None:
             raise NotWritten(self._fenced)  # the broker is not ready, and stays so
         return CHECK_S

@@ -8,7 +8,7 @@ that lost its claim finds out when it writes, or within `CHECK_S`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.errors import NotWritten
@@ -32,6 +32,8 @@ class NodeLock:
         self._reader = reader
         self._id = f"{prefix}{NODE_ID}"
         self.producer = ProducerId(-1, -1)
+        self.on_lost: Callable[[], None] = lambda: None
+        """Told whenever it is found that another node has taken the claim."""
 
     async def claim(self) -> None:
         """Take it, from whoever has it."""
@@ -58,5 +60,6 @@ class NodeLock:
             await self._reader.patiently("checking the claim of this node", self._end)
         except KafkaFault as fault:
             if fault.code in FENCED or fault.code == Code.INVALID_PRODUCER_ID_MAPPING:
+                self.on_lost()
                 raise NotWritten(f"another Penstock node has claimed the topics of this one ({fault})") from fault
             raise

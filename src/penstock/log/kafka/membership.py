@@ -54,9 +54,10 @@ class Membership:
         background: Background,
     ) -> None:
         self._client = client
-        self._group = f"{prefix}penstock.nodes"
+        self._group = _group(prefix)
         self._said = _Said(node, {}, now_ms, False)
-        self._announced = self._said
+        self._announced: _Said | None = None
+        """What was said when the nodes were last shared out; None if they are to be again."""
         self._changed = changed
         self._background = background
         self._joined: Joined | None = None
@@ -117,25 +118,16 @@ class Membership:
             if fault.code == Code.UNKNOWN_MEMBER_ID:
                 self._joined = None
                 self._lose("Kafka has not heard of this node for too long")
-            elif fault.code in _JOIN_AGAIN:
-                await self._join_again()
-            elif not fault.retriable:
+                return 0
+            if fault.code in _JOIN_AGAIN:
+                self._announced = None
+                return 0
+            if not fault.retriable:
                 raise
-            return 0 if self._joined is None and self.lost is None else HEARTBEAT_S
         except Unanswered as error:
             if now - self._heard_at > SESSION_S:
                 self._lose(f"this node does not reach Kafka ({error})")
         return HEARTBEAT_S
-
-    async def _join_again(self) -> None:
-        try:
-            await self._join()
-        except KafkaFault as fault:
-            if fault.code == Code.UNKNOWN_MEMBER_ID:
-                self._joined = None
-                self._lose("Kafka has not heard of this node for too long")
-            elif not fault.retriable and fault.code not in _JOIN_AGAIN:
-                raise
 
     def _lose(self, why: str) -> None:
         if self.leads:
@@ -152,10 +144,10 @@ class Membership:
             int(SESSION_S * 1000),
             int(REJOIN_S * 1000),
         )
-        self._joined = joined
+        self._joined, self._announced = joined, None  # until it is known what was shared out
         assignments = {} if not joined.members else _shared_out(joined.members)
         assignment = await self._client.sync_group(self._group, joined, assignments)
-        self._announced, self._heard_at = said, asyncio.get_running_loop().time()
+        self._heard_at = asyncio.get_running_loop().time()
         told = msgspec.json.decode(assignment, type=dict[str, _Said])
         nodes = [NodeInfo(each.id, each.addresses, each.leads) for each in told.values()]
         self.nodes = sorted(nodes, key=lambda node: node.id)
@@ -165,6 +157,16 @@ class Membership:
         self._said = msgspec.structs.replace(self._said, leads=given)
         self._announced = msgspec.structs.replace(said, leads=given)
         self._changed()
+
+
+async def running_nodes(client: KafkaClient, prefix: str) -> list[str]:
+    """The ids of the nodes that share the topics behind a prefix now. Raises Unanswered, KafkaFault."""
+    found = await client.members(_group(prefix))
+    return sorted(msgspec.json.decode(said, type=_Said).id if said else "one that joins" for said in found)
+
+
+def _group(prefix: str) -> str:
+    return f"{prefix}penstock.nodes"
 
 
 def _shared_out(members: Mapping[str, bytes]) -> dict[str, bytes]:

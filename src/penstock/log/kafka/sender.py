@@ -276,7 +276,9 @@ class Sender:
         began = self._loop.time()
         try:
             answers = await self._client.produce(node, [(flight.partition.place, flight.data) for flight in flights])
-        except Unanswered:
+        except Exception as error:  # what is not sent again would hold up its partition for ever
+            if not isinstance(error, Unanswered):
+                log.exception("produce_failed")
             for flight in flights:
                 flight.doubtful = True
                 self._send_again(flight)

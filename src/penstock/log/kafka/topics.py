@@ -18,7 +18,8 @@ import structlog
 
 from penstock.clock import Clock
 from penstock.errors import CorruptMetadata, InvalidRequest, NotWritten, PenstockError, TopicExists
-from penstock.log.api import Appended, Batch, Durability, TopicConfig, TopicInfo
+from penstock.log.api import Batch, Durability, TopicConfig, TopicInfo
+from penstock.log.appending import start_append
 from penstock.log.kafka.client import KafkaClient, Place
 from penstock.log.kafka.faults import Code, KafkaFault
 from penstock.log.kafka.names import TOPICS_TABLE, adopted_name, hashed_name, kafka_name
@@ -417,17 +418,8 @@ class TopicStore:
 
     async def _put(self, name: str, row: _Row | None) -> None:
         assert self._partition is not None
-        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(result: Appended | PenstockError) -> None:
-            if isinstance(result, PenstockError):
-                stored.set_exception(result)
-            else:
-                stored.set_result(None)
-
         value = None if row is None else msgspec.json.encode(row)
-        self._partition.append(Batch([value], [name.encode()]), done)
-        await stored
+        await start_append(self._partition, Batch([value], [name.encode()]))
 
 
 def _decoded(name: str, value: bytes, partition: KafkaPartition) -> _Row:

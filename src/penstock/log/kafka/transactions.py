@@ -70,6 +70,7 @@ class Transactions:
     async def start(self) -> None:
         """Take every id, which aborts what a node before this one left open."""
         await asyncio.gather(*(self._take(writer) for writer in self._writers))
+        await self._lock.check()
         for writer in self._writers:
             self._free.put_nowait(writer)
 
@@ -105,6 +106,8 @@ class Transactions:
             while transaction.shares:
                 if writer.dirty:
                     await self._take(writer)
+                    # A node that claimed the topics before has taken this id, too, and would have it taken away.
+                    await self._lock.check()
                 writer.dirty = True  # until it is committed: what is begun must be aborted otherwise
                 try:
                     await self._write(writer, transaction, deadline, now_ms)

@@ -106,7 +106,10 @@ class Migration:
 
     async def copy(self, source: Source) -> Result:
         """Copy and verify what the source holds now. Raises CorruptBlock if the logs differ."""
-        infos = dict(source.topics())
+        return await self._copy(source, dict(source.topics()))
+
+    async def _copy(self, source: Source, infos: dict[str, TopicInfo]) -> Result:
+        began_ms = self._clock.now_ms()
         await self._drop_deleted(infos)
         self._note_topics(infos)
         parts: list[_Part] = []
@@ -122,12 +125,15 @@ class Migration:
                 return await self._verify_partition(part)
 
         partitions = await _all(bring_up(part) for part in parts)
+        for info in infos.values():
+            self._state.state.topics[info.id].copied_ms = began_ms
         self._state.save()
         return Result(partitions, self._copied_records, self._copied_bytes)
 
     async def finish(self, source: Source) -> Result:
         """The same for a log that nobody writes to any more; then make the target ready to be served."""
-        result = await self.copy(source)
+        infos = dict(source.topics())  # others may create topics in Kafka meanwhile
+        result = await self._copy(source, infos)
         starts: dict[str, list[int]] = {}
         for each in sorted(result.partitions, key=lambda each: each.partition):
             starts.setdefault(each.topic, []).append(each.start)
@@ -137,7 +143,7 @@ class Migration:
             async with at_once:
                 await self._import.finish(info, starts[info.name])
 
-        await _all(finish(info) for info in source.topics().values())
+        await _all(finish(info) for info in infos.values())
         for each in result.partitions:
             _, end = await self._target_source.bounds(each.topic, each.partition)
             if end != each.end:
@@ -169,9 +175,8 @@ class Migration:
     def _note_topics(self, infos: dict[str, TopicInfo]) -> None:
         """Before they are created: what the target then has of these ids is known to be ours."""
         for info in infos.values():
-            state = self._state.state.topics.setdefault(info.id, TopicState(info.name, [], 0))
+            state = self._state.state.topics.setdefault(info.id, TopicState(info.name, [], self._clock.now_ms()))
             state.partitions += [PartitionState() for _ in range(info.config.partitions - len(state.partitions))]
-            state.copied_ms = self._clock.now_ms()
         self._state.save()
 
     async def _begin(self, source: Source, info: TopicInfo) -> list[_Part]:

@@ -34,7 +34,7 @@ class TopicState(msgspec.Struct):
     name: str
     partitions: list[PartitionState]
     copied_ms: int
-    """When a pass over it last began."""
+    """When the last pass over it began that came to its end, or the first one."""
 
 
 class State(msgspec.Struct):

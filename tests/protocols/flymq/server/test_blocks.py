@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.log.api import Batch, Engine, TopicConfig
+from penstock.log.appending import start_append
 from penstock.log.block import Block
 from penstock.protocols.flymq.operations.blocks import (
     BlocksPiece,
@@ -24,7 +25,7 @@ from penstock.protocols.flymq.operations.operation import encode_request
 from penstock.protocols.flymq.server.blocks import BLOCKS_BYTES_MAX
 from penstock.protocols.flymq.session import FlyMQ
 from tests.engines import embedded
-from tests.log.records import append, start_append
+from tests.log.records import append
 from tests.protocols.flymq.conversation import Conversation
 
 

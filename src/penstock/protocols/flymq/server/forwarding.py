@@ -23,6 +23,8 @@ from penstock.protocols.flymq.wire import ERROR, HEADER, HEADER_BYTES, PAYLOAD_B
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LOOK_S: Final = 1.0
 """How often it is looked whether another node leads than the one that is asked."""
+ASKED_MAX: Final = 3
+"""How often a request is asked, if each time the node that leads is lost before it answers: the request itself may be why."""
 
 
 class DialLeader(Protocol):
@@ -94,7 +96,9 @@ class LeaderSession:
 
         Raises NotLeading if nobody could be asked, OutcomeUnknown if no answer came.
         """
+        asked = 0
         while True:
+            asked += 1
             streams = await self._connected(principal, native)
             asking = asyncio.ensure_future(_ask(streams, frames, count))
             try:
@@ -105,7 +109,7 @@ class LeaderSession:
                 return asking.result()
             except (OSError, asyncio.IncompleteReadError) as error:
                 self.close()
-                if not repeatable:
+                if not repeatable or asked == ASKED_MAX:
                     raise OutcomeUnknown(
                         f"the node that leads was lost before it answered ({error}): look whether it was done"
                     ) from error

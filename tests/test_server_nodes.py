@@ -1,0 +1,69 @@
+"""The server as one of several nodes, as far as that needs no other: tests/kafka has the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from penstock.config import Config
+from penstock.errors import ConfigError
+from penstock.log.api import NodeInfo
+from penstock.server import Server, _advertised
+
+
+def node_config(directory: Path, **cluster: Any) -> Config:
+    section = {"bind": "10.0.0.1:9700", "node": "one", "secret": "0123456789abcdef", "insecure": True, **cluster}
+    return Config(
+        data_dir=directory / "data",
+        engine="kafka",
+        kafka={"bootstrap": ["127.0.0.1:1"]},
+        cluster=section,
+        listeners={"flymq": {"bind": "127.0.0.1:0"}},
+    )
+
+
+async def test_a_node_that_was_chosen_and_does_not_lead_yet_passes_nothing_on_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(node_config(tmp_path))
+    addresses = {"felix": "10.0.0.1:5000", "admin": "10.0.0.1:9600", "cluster": "10.0.0.1:9700"}
+    nodes = [NodeInfo("one", addresses, leads=True), NodeInfo("two", {}, leads=False)]
+    monkeypatch.setattr(server.engine, "nodes", lambda: nodes)
+    assert server._other_leader_address("felix") is None, "datagrams would go round"
+    assert server._leader_url() is None, "browsers would"
+    assert server._leader_address("cluster") == "10.0.0.1:9700", "a connection waits there until it leads"
+    nodes[0] = NodeInfo("another", addresses, leads=True)
+    assert server._other_leader_address("felix") == "10.0.0.1:5000"
+    assert server._leader_url() == "http://10.0.0.1:9600"
+
+
+@pytest.mark.parametrize(
+    ("advertise", "host"), [(None, "10.0.0.1"), ("node1.example", "node1.example")], ids=["by bind", "by name"]
+)
+def test_a_node_is_told_of_by_addresses_that_other_machines_reach(
+    tmp_path: Path, advertise: str | None, host: str
+) -> None:
+    cluster = node_config(tmp_path, advertise=advertise).cluster
+    assert cluster is not None
+    listening = {
+        "cluster": "10.0.0.1:9700",
+        "felix": "0.0.0.0:5000",
+        "fujin": "10.0.0.2:4848",
+        "admin": "127.0.0.1:9600",
+    }
+    advertised = {"cluster": f"{host}:9700", "felix": f"{host}:5000", "fujin": "10.0.0.2:4848"}
+    assert _advertised(cluster, listening) == advertised
+
+
+async def test_wrong_tls_files_of_a_node_are_found_before_kafka_is_asked(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    files = {name: tmp_path / f"{name}.pem" for name in ("cert", "key", "ca")}
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(files["cert"])
+    issued.private_key_pem.write_to_path(files["key"])
+    files["ca"].write_text("no certificate")
+    with pytest.raises(ConfigError, match=r"cluster\.tls\.ca: .* holds no certificate in PEM form"):
+        await Server(node_config(tmp_path, tls=files)).start()
