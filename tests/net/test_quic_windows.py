@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
+import pytest
 from aioquic.quic.packet import QuicFrameType
 from aioquic.quic.packet_builder import QuicPacketBuilder
 
 from penstock.net.limits import QuicLimits
 from penstock.net.quic_connection import WAITING_EVENT_BYTES_MIN, WAITING_EVENTS_FREE, Code
-from penstock.net.windows import WINDOW_BYTES_MIN, WINDOWS_LEFT
+from penstock.net.windows import SEND_WINDOW_BYTES_MIN, WINDOW_BYTES_MIN, WINDOWS_LEFT
+from penstock.quic.core import StreamRefused
 from tests.interop.quic.aioquic_peer import Connection as AioquicConnection
 from tests.interop.quic.aioquic_peer import aioquic_connection, aioquic_peer
 from tests.net.line_session import until
-from tests.net.quic_lines import ALPN, serving_quic
+from tests.net.quic_lines import ALPN, read_all, serving_quic, talking
 from tests.net.test_quic_limits import connection_of
 
 MIB = 1024 * 1024
@@ -42,6 +45,49 @@ async def test_the_more_connections_there_are_the_less_a_new_one_may_send_unread
         for client in service.clients:
             client.close()
         await until(lambda: windows.left_bytes == before_bytes)
+
+
+async def test_a_connection_that_takes_much_may_have_more_on_the_way_while_there_is_some_left(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(in_flight_total_bytes_max=8 * MIB)) as service:
+        windows = service.listener.budget.send_windows
+        before_bytes = windows.left_bytes
+        widths = []
+        for number in range(12):
+            stream = (await service.client()).open_stream()
+            assert connection_of(service, number).core.outbox.window_bytes == SEND_WINDOW_BYTES_MIN
+            await stream.write(b"big 1000000\n", end=True)
+            assert len(await read_all(stream)) == 1_000_000
+            widths.append(connection_of(service, number).core.outbox.window_bytes)
+        assert widths[0] == 2 * SEND_WINDOW_BYTES_MIN
+        assert widths[-1] == SEND_WINDOW_BYTES_MIN
+        assert windows.left_bytes == before_bytes - sum(width - SEND_WINDOW_BYTES_MIN for width in widths)
+        for client in service.clients:
+            client.close()
+        await until(lambda: windows.left_bytes == before_bytes)
+
+
+async def test_a_closed_connection_keeps_nothing_in_the_library(tmp_path: Path) -> None:
+    async with talking(tmp_path) as (service, client, stream):
+        await stream.write(b"big 1000000\n")
+        connections = (client, connection_of(service))
+        cores = [connection.core._core for connection in connections]
+        client.close()
+        await until(lambda: service.sessions[0].is_closed)
+        alone = object()
+        while cores:
+            core = cores.pop()
+            assert sys.getrefcount(core) == sys.getrefcount(alone)
+        for connection in connections:
+            assert connection.unsent_bytes == 0
+            assert connection.core.is_idle
+            assert connection.core.peer_address[0] == "127.0.0.1"
+            connection.core.ping()
+            with pytest.raises(StreamRefused):
+                connection.core.open_stream(one_way=True)
+            with pytest.raises(StreamRefused):
+                connection.core.send(stream.id, b"x", end=False)
+            for cut_off in (connection.core.reset, connection.core.stop):
+                cut_off(stream.id, 0)
 
 
 async def test_a_peer_that_is_not_read_cannot_fill_memory_with_frames_that_flow_control_does_not_bound(

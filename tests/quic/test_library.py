@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from penstock.quic import library
 from penstock.quic.events import REPORTED, STREAM_DATA
 from penstock.quic.handshake import ConnectionIds, make_packet_core
 from penstock.quic.settings import QuicSettings
-from tests.quic.talk import CLIENT, SERVER, Talk
+from tests.quic.talk import CLIENT, KIB, MIB, SERVER, Talk
 
 STREAM_LIMIT_ERROR = 4
 IDS = ConnectionIds(local=b"a client", initial=b"original", original_destination=b"original")
@@ -292,3 +293,36 @@ def test_the_tls_context_has_the_private_attribute_that_we_use(name: str) -> Non
 )
 def test_the_tls_context_has_the_methods_that_we_extend(name: str, parameters: list[str]) -> None:
     assert list(inspect.signature(getattr(library_tls.Context, name)).parameters) == parameters
+
+
+@pytest.mark.parametrize("window_bytes", [64 * KIB, 8 * MIB])
+def test_a_stream_keeps_up_to_four_times_the_most_that_was_unacknowledged(tmp_path: Path, window_bytes: int) -> None:
+    """This is what send windows are for: of a stream that is read to the end, nothing would have to be kept."""
+    talk = Talk(tmp_path, QuicSettings(send_window_bytes=window_bytes)).shake_hands()
+    stream_id = talk.server.open_stream(one_way=True)
+    talk.server.send(stream_id, bytes(2 * MIB), end=False)
+    most_bytes = 0
+    while not talk.server.is_idle:
+        talk.step()
+        most_bytes = max(most_bytes, talk.server.in_flight_bytes)
+    before_bytes = allocated_bytes()
+    talk.server.release()
+    kept_bytes = before_bytes - allocated_bytes()
+    assert most_bytes < kept_bytes < 4 * most_bytes + 64 * KIB
+
+
+class MallocCounts(ctypes.Structure):
+    """What glibc's mallinfo2 returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    ]  # fmt: skip
+
+
+def allocated_bytes() -> int:
+    """Return what this process has from malloc."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = MallocCounts
+    counts = mallinfo2()
+    return int(counts.uordblks + counts.hblkhd)

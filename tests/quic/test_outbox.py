@@ -11,7 +11,7 @@ from qh3.quic.packet import QuicTransportParameters
 
 from penstock.quic import tls
 from penstock.quic.core import QuicCore, StreamRefused
-from penstock.quic.outbox import Outbox, Waiting
+from penstock.quic.outbox import WIRE_SHARE, Outbox, Waiting
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK, QuicSettings
 from tests.quic.talk import KIB, MIB, Talk
 
@@ -59,8 +59,11 @@ def test_a_peer_that_takes_small_datagrams_only_is_not_asked_to_wait_for_large_o
     everything_arrives_within(talk, 16, seconds=20)
 
 
-def test_a_stream_that_waits_for_credit_is_passed_over(tmp_path: Path) -> None:
-    settings = QuicSettings(connection_window_bytes=4 * MIB, stream_window_bytes=64 * KIB)
+@pytest.mark.parametrize("send_window_bytes", [64 * KIB, 8 * MIB])
+def test_a_stream_that_waits_for_credit_is_passed_over(tmp_path: Path, send_window_bytes: int) -> None:
+    settings = QuicSettings(
+        connection_window_bytes=4 * MIB, stream_window_bytes=64 * KIB, send_window_bytes=send_window_bytes
+    )
     talk = Talk(tmp_path, settings).shake_hands()
     stuck = [talk.client.open_stream(one_way=True) for _ in range(20)]
     for stream_id in stuck:
@@ -74,6 +77,49 @@ def test_a_stream_that_waits_for_credit_is_passed_over(tmp_path: Path) -> None:
         for _ in range(10):
             talk.step(taking=(talk.client,))
         assert talk.client.unsent_bytes(other) == 0
+
+
+@pytest.mark.parametrize("datagram_bytes", [DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK])
+@pytest.mark.parametrize("streams", [1, 16])
+def test_no_more_is_unacknowledged_than_the_send_window(tmp_path: Path, streams: int, datagram_bytes: int) -> None:
+    settings = QuicSettings(datagram_bytes=datagram_bytes, send_window_bytes=64 * KIB)
+    talk = Talk(tmp_path, settings).shake_hands()
+    expected = {}
+    for number in range(streams):
+        stream_id = talk.server.open_stream(one_way=True)
+        expected[stream_id] = bytes([number]) * (SENT_BYTES // streams)
+        talk.server.send(stream_id, expected[stream_id], end=True)
+    most_bytes = 0
+    was_full = False
+    for _ in talk.steps(1_000):
+        given_bytes = talk.server._core.get_send_buffer_size(None)
+        most_bytes = max(most_bytes, talk.server.in_flight_bytes + given_bytes)
+        was_full |= talk.server.outbox.is_window_full
+        if talk.received[talk.client] == expected:
+            break
+    assert talk.received[talk.client] == expected
+    assert was_full
+    assert 64 * KIB - datagram_bytes < most_bytes < 64 * KIB * (1 + 1 / WIRE_SHARE) + datagram_bytes
+
+
+def test_a_wider_send_window_is_used_at_once(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, QuicSettings(send_window_bytes=64 * KIB)).shake_hands()
+    talk.server.send(talk.server.open_stream(one_way=True), bytes(2 * MIB), end=True)
+    while talk.server._core.congestion_window < 512 * KIB:
+        talk.step()
+    assert talk.server.outbox.is_window_full
+    talk.server.outbox.window_bytes = 256 * KIB
+    for _ in range(3):
+        talk.step()
+    assert 128 * KIB < talk.server.in_flight_bytes < 288 * KIB
+
+
+def test_no_send_window_is_full_while_the_network_takes_no_more(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, QuicSettings(send_window_bytes=64 * KIB)).shake_hands()
+    talk.server.send(talk.server.open_stream(one_way=True), bytes(1 * MIB), end=True)
+    talk.server.take_datagrams(talk.now_s, 100)
+    assert talk.server.in_flight_bytes < 64 * KIB
+    assert not talk.server.outbox.is_window_full
 
 
 def test_what_little_many_streams_have_to_say_goes_together(tmp_path: Path) -> None:
@@ -131,7 +177,7 @@ def test_bytes_are_taken_in_order_however_they_were_given() -> None:
 
 
 def test_an_outbox_knows_how_much_waits_and_what_ends() -> None:
-    outbox = Outbox(DATAGRAM_BYTES)
+    outbox = Outbox(DATAGRAM_BYTES, 1 * MIB)
     assert not outbox.waiting
     outbox.add(0, b"abc", end=False)
     outbox.add(4, b"", end=True)

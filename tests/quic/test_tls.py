@@ -14,7 +14,8 @@ from qh3.quic.tls_bridge import QuicTlsBridgeError
 from qh3.tls import AlertDescription, Epoch, Group
 
 from penstock.net.certificates import own_certificate
-from penstock.quic.core import LibraryPanicked, QuicCore
+from penstock.quic.core import QuicCore
+from penstock.quic.library import LibraryPanicked
 from penstock.quic.packets import VERSION
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import KEY_SHARE_BYTES, ClientContext, TlsBridge, TlsSettings, load_identity

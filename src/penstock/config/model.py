@@ -256,7 +256,8 @@ class Limits(BrokerLimits):
     """The same, of all connections, including the bytes of incomplete frames. Those may use a quarter of it; above that only the oldest
     incomplete frame, and frames below 64 KiB, are received. A frame without progress for 10 seconds while others wait is dropped with its
     connection. Clients that must authenticate and have not yet share a quarter of this size, on top of it, and so do the flow-control
-    windows of QUIC connections: the more connections there are, the smaller the window of a new one."""
+    windows of QUIC connections: the more connections there are, the smaller the window of a new one. What is on its way to clients over
+    QUIC has an eighth on top of it, and 64 KiB a connection."""
     send_buffer_bytes_max: Size = Field(1 << 20, ge=1 << 14)
     """Send buffer of one connection: replies that the client has not read. Above it no further requests of that client are handled. While
     all send buffers together exceed `in_flight_total_bytes_max` the bound is 64 KiB, and a larger reply waits until there is room for it.

@@ -31,7 +31,7 @@ from itertools import islice
 from typing import Protocol
 
 from penstock.net.stats import ListenerStats
-from penstock.net.windows import ReceiveWindows
+from penstock.net.windows import ReceiveWindows, SendWindows
 
 OWN_REQUESTS = 1
 SERVER_REQUESTS = 2
@@ -46,6 +46,8 @@ PARTIAL_SHARE = 4
 """Partial frames may use one of so many parts of the budget. They take more memory than that, because each connection may have some."""
 WINDOWS_SHARE = 4
 """The receive windows of QUIC connections have one of so many parts of the budget, on top of it."""
+SEND_WINDOWS_SHARE = 8
+"""What their send windows have beyond the least that each has is one of so many parts of the budget, on top of it."""
 UNAUTHENTICATED_SHARE = 4
 """Peers that have not authenticated have one of so many parts of the budget, on top of it."""
 ROOM_GRANTED_PER_TURN_MAX = 4
@@ -146,6 +148,7 @@ class InFlightBudget:
         "partial",
         "promised_bytes",
         "resume_bytes",
+        "send_windows",
         "unsent_bytes",
         "windows",
     )
@@ -158,6 +161,7 @@ class InFlightBudget:
         self.held_bytes = 0
         self.partial = PartialFrames(bytes_max // PARTIAL_SHARE, call_soon)
         self.windows = ReceiveWindows(bytes_max // WINDOWS_SHARE)
+        self.send_windows = SendWindows(bytes_max // SEND_WINDOWS_SHARE)
         self.unsent_bytes = 0
         """Replies that peers have not taken."""
         self.promised_bytes = 0

@@ -24,6 +24,7 @@ from penstock.net.quic_connection import Code, QuicServerConnection
 from penstock.net.quic_session import QuicSessionFactory
 from penstock.net.retry_tokens import Admitted, RetryTokens
 from penstock.net.stats import QuicListenerStats
+from penstock.net.windows import SEND_WINDOW_BYTES_MIN
 from penstock.quic.core import QuicCore
 from penstock.quic.packets import (
     CID_BYTES,
@@ -140,6 +141,7 @@ class QuicListener(Listener[QuicServerConnection]):
                 self._remember_farewell(cid, connection.farewell)
         self._connections.pop(connection, None)
         self.budget.windows.give_back(connection.settings.connection_window_bytes)
+        self.budget.send_windows.give_back(connection.core.outbox.window_bytes)
         self.stats.connections_open -= 1
         if not connection.is_established:
             self._half_open.pop(connection, None)
@@ -333,5 +335,6 @@ def _settings(limits: QuicLimits) -> QuicSettings:
         streams_max=limits.streams_max,
         send_high_bytes=limits.send_buffer_high_bytes,
         send_low_bytes=limits.send_buffer_low_bytes,
+        send_window_bytes=SEND_WINDOW_BYTES_MIN,
         connection_send_high_bytes=CONNECTION_SEND_BUFFERS * limits.send_buffer_high_bytes,
     )

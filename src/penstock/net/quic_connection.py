@@ -247,6 +247,13 @@ class QuicServerConnection(Connection):
             return -1  # anything is too much
         return UNSENT_BYTES_FREE if self.flow.is_server_under_pressure else self.settings.connection_send_high_bytes
 
+    def send_window_filled(self) -> None:
+        outbox = self.core.outbox
+        more_bytes = self._owner.budget.send_windows.widen(outbox.window_bytes)
+        if more_bytes:
+            outbox.window_bytes += more_bytes
+            self.touch()
+
     def congestion_changed(self) -> None:
         if self.congested:
             self.flow.block(SEND_BUFFER)

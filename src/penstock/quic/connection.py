@@ -101,6 +101,9 @@ class Connection:
         """Return how much may wait or be unacknowledged: above it none of the streams is writable, until half of it is left."""
         return self.settings.connection_send_high_bytes
 
+    def send_window_filled(self) -> None:
+        """Data waits because of the send window alone."""
+
     def before_sending(self) -> None:
         """Events were taken; what there is to send is sent next. Called if streams are `_concluding`."""
 
@@ -301,6 +304,8 @@ class Connection:
             datagrams = core.take_datagrams(now_s, self._datagrams_per_turn)
         if datagrams:
             endpoint.send(datagrams, self._origin)
+        if core.outbox.is_window_full:
+            self.send_window_filled()
         if len(datagrams) == self._datagrams_per_turn or (held and not core.frames.hold_events):
             endpoint.touch(self)  # for more, and for the events that waited
 
@@ -373,3 +378,4 @@ class Connection:
         for stream in streams.values():
             stream.close_now()
         self.lost(code, reason)
+        self.core.release()

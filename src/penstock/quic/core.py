@@ -25,11 +25,11 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from qh3.quic.tls_bridge import QuicTlsBridgeError
 
-from penstock.quic.events import REPORTED, STOP_SENDING, STREAM_DATA, Event
+from penstock.quic.events import REPORTED, STOP_SENDING, STREAM_DATA, Closed, Event
 from penstock.quic.handshake import Agreed, ConnectionIds, Handshake, make_packet_core
 from penstock.quic.kept_frames import FramesUnderWay
 from penstock.quic.late_fins import LateFins
@@ -43,7 +43,6 @@ from penstock.quic.library import (
     NO_ROOM_FOR_A_PACKET,
     PACING_TIMER,
     PACKET_NUMBER,
-    PANIC,
     PATH_DATAGRAM_BYTES,
     PATH_REMOTE,
     PEER_CLOSED,
@@ -51,9 +50,11 @@ from penstock.quic.library import (
     REPORT_ACCEPTED,
     REPORT_EVENTS,
     TERMINATED,
+    raise_panic,
 )
 from penstock.quic.outbox import Data, Outbox
 from penstock.quic.packets import CID_BYTES, VERSION, Address, LongHeader, next_packet, read_retry, read_versions
+from penstock.quic.released import released_core
 from penstock.quic.settings import QuicSettings
 from penstock.quic.tls import TlsSettings
 
@@ -73,23 +74,6 @@ MANY: Final = 2
 
 class StreamRefused(Exception):
     """The core would not do it: the stream has ended, or the peer allows no more of them."""
-
-
-class LibraryPanicked(Exception):
-    """The library found itself in a state that it thinks impossible."""
-
-
-class Closed(NamedTuple):
-    """Why a connection ended."""
-
-    code: int
-    reason: str
-
-
-def _raise_panic(error: BaseException) -> None:
-    """Turn a panic of the library, which is no Exception, into one, so that it ends one connection and no other."""
-    if type(error).__name__ == PANIC:
-        raise LibraryPanicked(str(error)) from None
 
 
 class QuicCore:
@@ -123,7 +107,7 @@ class QuicCore:
         """Events of the handshake, which are taken from the core between packets."""
         self._under_key = 0
         """Datagrams sent since we last updated the key."""
-        self._outbox = Outbox(settings.datagram_bytes)
+        self.outbox = Outbox(settings.datagram_bytes, settings.send_window_bytes)
         self._room_bytes = -1
         """What may be given to the core before datagrams are next made; -1 while that is not known."""
         self._datagrams_max = 1
@@ -274,7 +258,7 @@ class QuicCore:
             for start in range(0, len(buffer), segment_bytes):
                 self._receive_early(buffer[start : start + segment_bytes], address, now_s)
         except BaseException as error:
-            _raise_panic(error)
+            raise_panic(error)
             raise
         if self._handshake is not None and self._handshake.complete and not self.is_established:
             self._conclude_handshake()
@@ -371,7 +355,7 @@ class QuicCore:
 
     def take_datagrams(self, now_s: float, datagrams_max: int) -> list[tuple[bytes, Address]]:
         """Return what to send now, `datagrams_max` at most."""
-        core, outbox, frames = self._core, self._outbox, self.frames
+        core, outbox, frames = self._core, self.outbox, self.frames
         latest_s = now_s + CLOCK_AHEAD_S_MAX
         if now_s < self._core_s:
             now_s = self._core_s
@@ -408,7 +392,7 @@ class QuicCore:
                 elif core.bytes_in_flight or not self._fins.send_due(core, now_s, is_quiet=True):
                     break
         except BaseException as error:
-            _raise_panic(error)
+            raise_panic(error)
             raise
         self._core_s = now_s
         is_all = len(taken) < datagrams_max
@@ -450,14 +434,14 @@ class QuicCore:
 
     def unsent_bytes(self, stream_id: int | None = None) -> int:
         """Return how much of what was given to `send` is not on the wire yet; on all streams if none is named."""
-        waiting_bytes = self._outbox.size_bytes if stream_id is None else self._outbox.size_of(stream_id)
+        waiting_bytes = self.outbox.size_bytes if stream_id is None else self.outbox.size_of(stream_id)
         return waiting_bytes + self._core.get_send_buffer_size(stream_id)
 
     def get_timer(self) -> float | None:
         """Return when to call `handle_timer`."""
         timer = self._core.get_timer()
         self.deadline_s = at_s = NEVER_S if timer is None else timer[1]
-        for ours_s in (self._outbox.look_again_s, self._fins.due_s):
+        for ours_s in (self.outbox.look_again_s, self._fins.due_s):
             if ours_s is not None and ours_s < at_s:
                 self.deadline_s = at_s = ours_s
         return None if at_s == NEVER_S else at_s
@@ -470,7 +454,7 @@ class QuicCore:
         return False
 
     def handle_timer(self, now_s: float) -> None:
-        self._outbox.look_again_s = None
+        self.outbox.look_again_s = None
         self.may_send, self._given = True, MANY
         try:
             self._core.handle_timer(max(now_s, self._core_s))
@@ -479,7 +463,7 @@ class QuicCore:
             if self._early or self._core.has_events:
                 self.has_news = True
         except BaseException as error:
-            _raise_panic(error)
+            raise_panic(error)
             raise
 
     def open_stream(self, *, one_way: bool) -> int:
@@ -491,7 +475,7 @@ class QuicCore:
 
     def send(self, stream_id: int, data: Data, end: bool) -> None:
         """Queue data, which must not be changed any more. Raises StreamRefused if our side of the stream has ended."""
-        core, outbox = self._core, self._outbox
+        core, outbox = self._core, self.outbox
         if stream_id in self._fins.held_since_s:
             raise StreamRefused("our side of the stream has ended")
         self.may_send, self.is_drained = True, False
@@ -515,7 +499,7 @@ class QuicCore:
 
     def reset(self, stream_id: int, code: int) -> None:
         """End our side of a stream at once. One that has ended is left as it is."""
-        self._outbox.drop(stream_id)
+        self.outbox.drop(stream_id)
         self._fins.drop(stream_id)
         try:
             self._core.reset_stream(stream_id, code)
@@ -545,6 +529,20 @@ class QuicCore:
             self.closed = Closed(code, reason)
             self.may_send = True
 
+    def release(self) -> None:
+        """Free what the library and the outbox keep for a connection that has ended, and take no more.
+
+        Connections, streams and sessions refer to each other, so that else a garbage collection would free it, maybe minutes later.
+        """
+        if self.closed is None:
+            self.closed = Closed(0, "")
+        self.outbox = Outbox(self._settings.datagram_bytes, self.outbox.window_bytes)
+        self._fins = LateFins()
+        self._handshake = None
+        self._early.clear()
+        self.has_news = self.may_send = False
+        self._core = released_core(self._core)
+
     # -- events -----------------------------------------------------------------------------------------------------------
 
     def _take_early_events(self) -> None:
@@ -569,7 +567,7 @@ class QuicCore:
         elif kind == PROTOCOL_ERROR:
             self.closed = Closed(event[1], event[3])
         elif kind == STOP_SENDING:
-            self._outbox.drop(event[1])
+            self.outbox.drop(event[1])
             self._fins.drop(event[1])
             self._cuts = True
             self.frames.peer_stopped()
@@ -584,7 +582,7 @@ class QuicCore:
         self._agreed = self._handshake.agreed()
         # The peer may take smaller datagrams than we would send, and the path may.
         datagram_bytes = self._core.active_path[PATH_DATAGRAM_BYTES]
-        self._outbox.datagram_bytes = self.frames.datagram_bytes = datagram_bytes
+        self.outbox.datagram_bytes = self.frames.datagram_bytes = datagram_bytes
         if not self.is_client:
             self._handshake = None
 

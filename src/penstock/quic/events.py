@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 Event = tuple[Any, ...]
 
@@ -29,3 +29,10 @@ REPORTED: Final = frozenset(
         CID_RETIRED,
     }
 )
+
+
+class Closed(NamedTuple):
+    """Why a connection ended."""
+
+    code: int
+    reason: str

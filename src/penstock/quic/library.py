@@ -62,3 +62,13 @@ PANIC: Final = "PanicException"
 
 INITIAL_CIPHERS: Final = ("aes-128-gcm", "aes-128-ecb")
 """AEAD and header protection of Initial packets, as `install_packet_key` names them."""
+
+
+class LibraryPanicked(Exception):
+    """The library found itself in a state that it thinks impossible."""
+
+
+def raise_panic(error: BaseException) -> None:
+    """Turn a panic of the library, which is no Exception, into one, so that it ends one connection and no other."""
+    if type(error).__name__ == PANIC:
+        raise LibraryPanicked(str(error)) from None

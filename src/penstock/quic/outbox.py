@@ -7,6 +7,10 @@ length, and so on: with sixteen streams and some loss, or with sixty and none, h
 
 So the library is given no more than it can send at once. What there is room for goes straight to it; else the streams have turns, and each
 gives an equal share of the room, but a whole frame at least. One whose share stays inside waits for credit, and is passed over.
+
+Nor is it given more than the send window, which bounds what it has been given and is not acknowledged. The library copies what it is given
+into a buffer of the stream, which grows to more than twice the most that was ever unacknowledged, and does not shrink before the stream
+ends: a stream over which 1 MiB was read from loopback keeps 0.6 MiB, however idle it is.
 """
 
 from __future__ import annotations
@@ -72,14 +76,20 @@ class Outbox:
         "_inside_bytes",
         "_inside_since_s",
         "_stuck_bytes",
+        "_window_limits",
         "datagram_bytes",
         "look_again_s",
         "size_bytes",
         "waiting",
+        "window_bytes",
     )
 
-    def __init__(self, datagram_bytes: int) -> None:
+    def __init__(self, datagram_bytes: int, window_bytes: int) -> None:
         self.datagram_bytes = datagram_bytes
+        self.window_bytes = window_bytes
+        """What the core may have that is not acknowledged, besides what waits for credit of the peer's."""
+        self._window_limits = False
+        """Whether there was less room than the network has for that reason, when somebody last asked."""
         self.waiting: dict[int, Waiting] = {}
         """By stream; whose turn is next comes first."""
         self.size_bytes = 0
@@ -91,6 +101,11 @@ class Outbox:
         self._inside_since_s = 0.0
         self._stuck_bytes = 0
         """How much of it waits for credit of the peer's."""
+
+    @property
+    def is_window_full(self) -> bool:
+        """Whether data waits because of the send window alone."""
+        return self._window_limits and bool(self.waiting)
 
     def size_of(self, stream_id: int) -> int:
         waiting = self.waiting.get(stream_id)
@@ -149,15 +164,22 @@ class Outbox:
 
     def room(self, core: QuicConnectionCore, inside_bytes: int, datagrams_max: int) -> int:
         """Stream data that the core can send at once, in `datagrams_max` datagrams, besides the `inside_bytes` that it has."""
-        window_bytes = core.congestion_window - core.bytes_in_flight
+        in_flight_bytes = core.bytes_in_flight
+        congestion_room_bytes = core.congestion_window - in_flight_bytes
         self._stuck_bytes = min(self._stuck_bytes, inside_bytes)
-        if window_bytes < self.datagram_bytes:
+        self._window_limits = False
+        if congestion_room_bytes < self.datagram_bytes:
             return 0
         # The core wants room for a whole datagram, however small the last one turns out.
-        room_bytes = window_bytes - window_bytes // WIRE_SHARE - self.datagram_bytes
+        room_bytes = congestion_room_bytes - congestion_room_bytes // WIRE_SHARE - self.datagram_bytes
         frame_bytes = self.datagram_bytes - FRAME_OVERHEAD_BYTES
-        room_bytes = max(min(room_bytes, datagrams_max * frame_bytes), frame_bytes)
-        return room_bytes - (inside_bytes - self._stuck_bytes)
+        moving_bytes = inside_bytes - self._stuck_bytes
+        room_bytes = max(min(room_bytes, datagrams_max * frame_bytes), frame_bytes) - moving_bytes
+        window_room_bytes = self.window_bytes - in_flight_bytes - moving_bytes
+        if room_bytes <= window_room_bytes:
+            return room_bytes
+        self._window_limits = True
+        return min(room_bytes, max(window_room_bytes, frame_bytes)) if window_room_bytes > 0 else 0
 
     def _look_for_stuck(self, core: QuicConnectionCore, inside_bytes: int, now_s: float) -> None:
         """What the core does not send when the time between two datagrams has passed waits for credit."""

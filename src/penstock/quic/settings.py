@@ -39,6 +39,9 @@ class QuicSettings:
     send_low_bytes: int = 256 * KIB
     """Where it is writable again."""
 
+    send_window_bytes: int = 8 * MIB
+    """What may be on the way to the peer and unacknowledged, over all streams: the library keeps twice the most there ever was."""
+
     connection_send_high_bytes: int = 8 * MIB
     """With more than this waiting or unacknowledged on all streams together, none of the connection's streams is writable."""
 
