@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import fastavro
 import pytest
@@ -87,6 +88,52 @@ def test_a_filter_looks_further_than_the_page_is_long(ask: Asking, numbers: str)
     assert sorted(values(page)) == sorted(["n7", *(f"n{number}" for number in range(70, 80))])
     assert (page["scanned"], page["end"]) == (100, True)
     assert sorted(values(ask.ok("GET", f"{numbers}?filter=%5En9.%24&limit=50"))) == [f"n{n}" for n in range(90, 100)]
+
+
+@pytest.fixture(scope="module")
+def sales(ask: Asking) -> str:
+    """A topic whose records have keys, headers and JSON values."""
+    ask.ok("POST", "/topics", {"name": "sales"})
+    records = [
+        {
+            "key": f"customer-{number % 3}",
+            "value": json.dumps({"sale": number, "customer": {"id": number % 3}, "items": [{"sku": f"s{number}"}]}),
+            "headers": [{"name": "source", "value": "web" if number % 2 else "shop"}],
+        }
+        for number in range(12)
+    ]
+    ask.ok("POST", "/topics/sales/records", {"records": [*records, {"key": "gone"}, {"value": "no JSON"}]})
+    return "/topics/sales/records"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("$header.source = web", [1, 3, 5, 7, 9, 11]),
+        ("$.customer.id = 2", [2, 5, 8, 11]),
+        ("$.sale > 9", [10, 11]),
+        ("$.items[0].sku contains S1", [1, 10, 11]),
+        ("$key = customer-1 and $header.source = shop and $.sale < 8", [4]),
+        ("$.sale missing", [12, 13]),
+        ("$value missing", [12]),
+    ],
+)
+def test_conditions_find_records_by_path_key_and_header(ask: Asking, sales: str, text: str, found: list[int]) -> None:
+    page = ask.ok("GET", f"{sales}?filter={quote(text)}&at=earliest")
+    assert [each["offset"] for each in page["records"]] == found
+    assert (page["scanned"], page["end"]) == (14, True)
+
+
+def test_a_condition_that_cannot_be_read_is_refused_with_what_to_write(ask: Asking, sales: str) -> None:
+    answer = ask("GET", f"{sales}?filter={quote('$.sale == 9')}")
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert "no operator ==" in answer.json["detail"]
+    assert "use =, !=, <," in answer.json["detail"]
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\x01b"])
+def test_a_path_with_a_name_that_nothing_has_is_searched_for_as_text(ask: Asking, sales: str, name: str) -> None:
+    assert ask.ok("GET", f"{sales}?filter={quote('$.' + name)}")["records"] == []
 
 
 def test_a_filter_stops_at_its_bound_and_says_where(ask: Asking, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,7 @@ def _scan_rows(
         if number % ROWS_PER_CHECK == 0:
             check()
         gathering.offset = row.offset + 1
-        if scan.wanted is None or scan.wanted.matches(row.key, row.value, check):
+        if scan.wanted is None or scan.wanted.matches(row.key, row.value, row.headers, check):
             gathering.add(row)
         if gathering.full or (scan.wanted is not None and time.monotonic() > scan.deadline_s):
             gathering.scanned += number + 1 - start

@@ -58,7 +58,7 @@ class RecordsQuery(Request, frozen=True):
     positions: Annotated[str, msgspec.Meta(max_length=8192)] = ""
     """As in 0:17,1:4."""
     filter: str = ""
-    """Text, $.path or regular expression, as `penstock consume --filter` takes it."""
+    """Text, regular expression or conditions such as `$.customer.id = 42`, as `penstock consume --filter` takes it."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_RECORDS_MAX)] = 50
     cell_bytes: Annotated[int, msgspec.Meta(ge=0, le=CELL_BYTES_MAX)] = CELL_BYTES_DEFAULT
 
