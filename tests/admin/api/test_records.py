@@ -314,6 +314,33 @@ def test_records_are_written_together_or_not_at_all(ask: Asking) -> None:
     assert ask.ok("GET", "/topics/strict/records")["records"] == []
 
 
+def found_by(ask: Asking, topic: str, text: str) -> list[int]:
+    page = ask.ok("GET", f"/topics/{topic}/records?at=earliest&limit=500&filter={quote(text)}")
+    assert page["end"] is True
+    return [each["offset"] for each in page["records"]]
+
+
+def test_every_decoded_record_is_looked_at_however_large_they_are(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browsing, "DECODED_ROWS_PER_STEP", 4)
+    monkeypatch.setattr(browsing, "DECODED_BYTES_PER_STEP", 20)
+    monkeypatch.setattr(browsing, "SCAN_S_MAX", 30.0)
+    ask.ok("POST", "/schemas/sized", {"type": "avro", "definition": json.dumps(AVRO)})
+    ask.ok("POST", "/topics", {"name": "sized", "schema": "sized"})
+    records = []
+    for number in range(30):
+        written = io.BytesIO()
+        fastavro.schemaless_writer(written, AVRO, {"id": number % 10, "who": "x" * number})
+        records.append({"value_base64": base64.b64encode(written.getvalue()).decode()})
+    ask.ok("POST", "/topics/sized/records", {"records": records})
+    assert found_by(ask, "sized", "$.id = 3") == [3, 13, 23]
+    page = ask.ok("GET", "/topics/sized/records?at=earliest&limit=2&filter=" + quote("$.id = 3"))
+    assert ([each["offset"] for each in page["records"]], page["end"]) == ([3, 13], False)
+    page = ask.ok(
+        "GET", f"/topics/sized/records?at=positions&positions={page['next_positions']}&filter={quote('$.id = 3')}"
+    )
+    assert ([each["offset"] for each in page["records"]], page["scanned"]) == ([23], 16)
+
+
 def test_records_are_decoded_by_the_schema_of_their_topic(ask: Asking) -> None:
     ask.ok("POST", "/topics", {"name": "avro"})
     ask.ok("POST", "/topics/avro/records", {"records": [{"value": "from before the binding"}]})
@@ -327,6 +354,9 @@ def test_records_are_decoded_by_the_schema_of_their_topic(ask: Asking) -> None:
     assert before["decoded"] is None
     assert before["fault"]
     assert (after["decoded"], after["schema"], after["fault"]) == ({"id": 7, "who": "ann"}, "avro:1", None)
+    assert found_by(ask, "avro", "$.id >= 7 and $.who contains ANN") == [1]
+    assert found_by(ask, "avro", "$.id") == [1]
+    assert found_by(ask, "avro", "$.id > 7") == []
 
     ask.ok("POST", "/schemas/proto", {"type": "protobuf", "definition": PROTOBUF})
     ask.ok("POST", "/topics", {"name": "proto", "schema": "proto"})
@@ -337,4 +367,6 @@ def test_records_are_decoded_by_the_schema_of_their_topic(ask: Asking) -> None:
     )
     message, tombstone = ask.ok("GET", "/topics/proto/records")["records"]
     assert message["decoded"] == {"id": "7", "who": "ann"}
+    assert found_by(ask, "proto", "$.who = ann") == [0]
+    assert found_by(ask, "proto", "$.who missing") == [1]
     assert tombstone["decoded"] is None

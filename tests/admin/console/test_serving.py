@@ -135,6 +135,10 @@ def test_numbers_of_decoded_records_keep_their_digits(chromium: Browser, ask: As
         expect(row).to_contain_text('"sum":2.0')
         row.click()
         expect(page.get_by_label("One record")).to_contain_text("9007199254740993")
+        for number, count in (("9007199254740992", 0), ("9007199254740993", 1)):
+            page.get_by_label("Filter").fill(f"$.id = {number}")
+            page.get_by_role("button", name="Go").click()
+            expect(page.get_by_role("status").filter(has_text="looked at")).to_contain_text(f"{count} records shown")
 
 
 def test_records_are_found_by_json_path_and_header(chromium: Browser, ask: Asking) -> None:

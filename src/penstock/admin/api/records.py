@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
@@ -153,8 +154,17 @@ async def list_records(call: Call, query: RecordsQuery) -> RecordPage:
     """Return a page of records, from an offset, a time or saved positions on, or the latest."""
     topic = call.path["topic"]
     stretches = await _stretches(call, topic, query)
+    schemas = call.broker.schemas
     page = await read_page(
-        stretches, query.limit, query.filter, call.worker(), call.given.clock.now_ms(), newest=query.at == "latest"
+        stretches,
+        query.limit,
+        query.filter,
+        call.worker(),
+        call.given.clock.now_ms(),
+        newest=query.at == "latest",
+        decode=None
+        if schemas.bound_to(call.principal, topic) is None
+        else partial(schemas.decode, call.principal, topic),
     )
     ends = {each.partition.index: each.end for each in stretches}
     return RecordPage(

@@ -3,7 +3,7 @@
     filter     = condition { "and" condition }
     condition  = field operator value | field ( "exists" | "missing" )
     field      = "$" path | "$key" | "$value" | "$header." name
-    path       = ( "." name | "[" index "]" ) ...          of a value that is JSON
+    path       = ( "." name | "[" index "]" ) ...          of a value that is JSON, or was decoded to it
     operator   = "=" "!=" "<" "<=" ">" ">=" "contains" "matches"
     value      = a JSON string, number, true, false or null, or a word, which is text
 
@@ -57,6 +57,8 @@ class Cells(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: bytes | None
+    decoded: bytes | None = None
+    """The value as JSON, if a schema says how to read it; paths are looked for in it."""
 
 
 class _Found(NamedTuple):
@@ -75,6 +77,7 @@ class Condition(NamedTuple):
     field: Field
     test: Test | None
     """None: the field is missing."""
+    has_path: bool
 
     def holds(self, cells: Cells, check: Check) -> bool:
         found = self.field(cells)
@@ -118,7 +121,7 @@ def _condition(text: str, at: int) -> tuple[Condition, int]:
         raise InvalidRequest(
             f"filter has {_excerpt(text, at)} where a field is expected: use $.path, $key, $value or $header.NAME"
         )
-    field, name, at = _field(found), found[0][:100], found.end()
+    field, name, has_path, at = _field(found), found[0][:100], found["path"] is not None, found.end()
     sign = _OPERATOR.match(text, at)
     if sign is None and text.startswith("[", at):
         raise InvalidRequest(f"filter has {_excerpt(text, at)} after {name}, where an index is expected: use a number")
@@ -127,9 +130,9 @@ def _condition(text: str, at: int) -> tuple[Condition, int]:
     which = sign["sign"] or sign["word"]
     at = sign.end()
     if which == "missing":
-        return Condition(field, None), at
+        return Condition(field, None, has_path), at
     if which == "exists":
-        return Condition(field, lambda found, check: True), at
+        return Condition(field, lambda found, check: True, has_path), at
     if which not in _COMPARISONS and sign["word"] is None:
         raise InvalidRequest(f"filter has no operator {which[:20]} (after {name}): use {_OPERATORS}")
     value = _VALUE.match(text, at)
@@ -138,7 +141,7 @@ def _condition(text: str, at: int) -> tuple[Condition, int]:
             f"filter has {_excerpt(text, at)} after {name} {which}, where a value is expected: use a number, true, false, "
             "null, a word, or text in double quotes"
         )
-    return Condition(field, _test(which, value["value"])), value.end()
+    return Condition(field, _test(which, value["value"]), has_path), value.end()
 
 
 def _excerpt(text: str, at: int) -> str:
@@ -204,7 +207,8 @@ def at_path(steps: list[str | int]) -> Field:
     search = path_search(steps)
 
     def field(cells: Cells) -> Iterator[_Found]:
-        data = None if cells.value is None else search(cells.value)
+        value = cells.value if cells.decoded is None else cells.decoded
+        data = None if value is None else search(value)
         if data is not None:
             yield _Found(data, is_json=True)
 

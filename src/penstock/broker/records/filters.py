@@ -25,7 +25,10 @@ class RecordFilter:
         if len(text.encode()) > FILTER_BYTES_MAX:
             raise InvalidRequest(f"filter is too long: use at most {FILTER_BYTES_MAX} bytes")
         self._conditions = parse_conditions(text)
+        self.has_paths = text.startswith("$") and self._conditions is None
+        """Whether it may look into values that are JSON."""
         if self._conditions is not None:
+            self.has_paths = any(condition.has_path for condition in self._conditions)
             return
         self._field = _field_alone(text)
         self._text = TextSearch(text)
@@ -38,9 +41,13 @@ class RecordFilter:
         value: bytes | None,
         headers: bytes | None = None,
         check: Check = lambda: None,
+        decoded: bytes | None = None,
     ) -> bool:
-        """Whether a record matches. `check` is called between the windows of a large value, and between conditions."""
-        cells = Cells(key, value, headers)
+        """Whether a record matches. `check` is called between the windows of a large value, and between conditions.
+
+        `decoded` is the value as JSON, where a schema says how to read it: paths are looked for in it.
+        """
+        cells = Cells(key, value, headers, decoded)
         if self._conditions is None:
             has_field = self._field is not None and next(self._field(cells), None) is not None
             return has_field or self.matches_text(value or b"", check) or self.matches_text(key or b"", check)
