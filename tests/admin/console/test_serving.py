@@ -19,6 +19,7 @@ from penstock.broker.access.checks import SYSTEM
 from penstock.broker.deliveries.deadletter_entries import FailedRecord
 from penstock.broker.pipelines import Report, Stage
 from penstock.cli.record_json import parse_json_lines
+from penstock.record_headers import encode_headers
 from penstock.testing.broker import RunningBroker
 from scripts.screenshots import browser
 from tests.admin.api.asking import LOGIN_REQUIRED, Asking, asking, new_key, on_loop
@@ -185,6 +186,9 @@ def test_records_are_found_by_json_path_and_header(chromium: Browser, ask: Askin
         shown.fill("$.number == 3")
         page.get_by_role("button", name="Go").click()
         expect(page.get_by_role("alert")).to_contain_text("filter has no operator == (after $.number): use =, !=")
+        expect(
+            page.get_by_role("button", name="Download")
+        ).to_be_disabled()  # what it would have is not what was asked for
 
 
 def test_one_record_has_an_address_and_is_shown_in_several_ways(chromium: Browser, ask: Asking) -> None:
@@ -306,7 +310,7 @@ def test_dead_letters_are_inspected_and_replayed(chromium: Browser, ask: Asking)
     ask.ok("POST", "/topics", {"name": "returns"})
     dead_letters = ask.broker.server.broker.dead_letters
     failed = [
-        FailedRecord("returns", 0, n, b"v%d" % n, None, None, reason, 3, 1, 2)
+        FailedRecord("returns", 0, n, b"v%d" % n, None, encode_headers([("source", b"web")]), reason, 3, 1, 2)
         for n, reason in enumerate(["too late", "too late", "too large"])
     ]
 
@@ -329,7 +333,10 @@ def test_dead_letters_are_inspected_and_replayed(chromium: Browser, ask: Asking)
         page.get_by_role("row").filter(has_text="v0").click()
         page.get_by_role("button", name="Edit and replay").click()
         expect(page.locator("dialog").get_by_label("Value", exact=True)).to_have_value("v0")
-        dialog_of(page, "Replay", Value="v0, mended", Key="k0")
+        expect(page.locator("dialog").get_by_label("Headers")).to_have_value("source=web")
+        dialog_of(page, "Replay", Value="v0, mended", Key="k0", Headers="source")
+        expect(page.locator("dialog .error")).to_contain_text("Header source has no value")
+        dialog_of(page, "Replay", Headers="source=by hand\nwhy=a=b")
         expect(page.get_by_role("row").filter(has_text="v0")).to_have_count(0)
         page.get_by_label("Replay those that match").fill("too late")
         page.get_by_role("button", name="Dry run").click()
@@ -339,6 +346,9 @@ def test_dead_letters_are_inspected_and_replayed(chromium: Browser, ask: Asking)
     records = ask.ok("GET", "/topics/returns/records")["records"]
     assert {each["value"]["text"] for each in records} == {"v0, mended", "v1", "v2"}
     assert {each["key"]["text"] for each in records if each["key"]} == {"k0"}
+    headers = {each["value"]["text"]: [(h["name"], h["value"]["text"]) for h in each["headers"]] for each in records}
+    assert headers["v0, mended"] == [("source", "by hand"), ("why", "a=b")]
+    assert headers["v1"] == [("source", "web")]
 
 
 def test_what_is_not_edited_of_a_dead_letter_stays_byte_by_byte(chromium: Browser, ask: Asking) -> None:
@@ -430,7 +440,10 @@ def test_the_frames_of_a_connection_are_shown_field_by_field(chromium: Browser, 
     ask.ok("POST", "/topics", {"name": "inspected"})
     with at(chromium, ask.broker, "/inspector") as page, ask.broker.connect() as client:
         client.topics()
+        expect(page.get_by_role("heading", name="Protocol inspector")).to_be_visible()
+        page.evaluate("document.querySelector('h1').dataset.old = ''")
         page.get_by_role("button", name="Refresh").click()
+        expect(page.locator("h1[data-old]")).to_have_count(0)  # what is checked on the old page is not on the new one
         page.get_by_label("Show keys, values and headers").check()
         page.get_by_role("row").filter(has_text="flymq").last.get_by_role("button", name="Inspect").click()
         expect(page.get_by_role("status").filter(has_text="running")).to_be_visible()
@@ -475,7 +488,11 @@ def test_an_incompatible_schema_is_refused_and_the_reason_is_shown(chromium: Bro
         page.get_by_label("A value to try").fill('{"id": "x"}')
         page.get_by_role("button", name="Try").click()
         expect(page.locator("ul.bad li")).to_contain_text("x")
-    assert [each["version"] for each in ask.ok("GET", "/schemas/order")] == [1, 2]
+        assert [each["version"] for each in ask.ok("GET", "/schemas/order")] == [1, 2]
+        page.get_by_role("button", name="Delete", exact=True).click()
+        dialog_of(page, "Delete the schema", **{"Type order to confirm": "order"})
+        expect(page.locator(".toast").last).to_contain_text("Schema order deleted.")
+    assert ask("GET", "/schemas/order").status == 404
 
 
 def test_a_login_shows_rights_and_ends_with_its_key(chromium: Browser) -> None:

@@ -136,6 +136,26 @@ def test_selecting_gives_rows_and_how_far_it_looked() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "has_paths"),
+    [
+        ("$.a", True),
+        ("$[0].a", True),
+        ("$key = 1 and $.a = 1", True),
+        ("$key = 1", False),
+        ("$key", False),
+        ("a", False),
+    ],
+)
+def test_a_filter_says_whether_it_looks_into_json(text: str, has_paths: bool) -> None:
+    assert RecordFilter(text).has_paths is has_paths
+
+
+def test_paths_are_looked_for_in_what_a_value_was_decoded_to() -> None:
+    assert RecordFilter("$.a = 1").matches(None, b"\x02", None, lambda: None, b'{"a": 1}')
+    assert not RecordFilter("$.a = 1").matches(None, b'{"a": 1}', None, lambda: None, b'{"a": 2}')
+
+
 def test_selecting_shows_headers_to_conditions() -> None:
     headers = [None, encode_headers([("source", b"web")]), encode_headers([("source", b"shop")])]
     wanted = RecordFilter("$header.source = web")

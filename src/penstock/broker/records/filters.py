@@ -16,6 +16,7 @@ from penstock.errors import InvalidRequest
 ROWS_PER_CHECK = 64
 _EXPRESSION_CHARACTERS = frozenset("\\.+*?()|[]{}^$")
 _PATH_PREFIX = "$."
+_PATH_PREFIXES = (_PATH_PREFIX, "$[")
 
 
 class RecordFilter:
@@ -25,8 +26,8 @@ class RecordFilter:
         if len(text.encode()) > FILTER_BYTES_MAX:
             raise InvalidRequest(f"filter is too long: use at most {FILTER_BYTES_MAX} bytes")
         self._conditions = parse_conditions(text)
-        self.has_paths = text.startswith("$") and self._conditions is None
-        """Whether it may look into values that are JSON."""
+        self.has_paths = text.startswith(_PATH_PREFIXES)
+        """Whether it looks into values that are JSON."""
         if self._conditions is not None:
             self.has_paths = any(condition.has_path for condition in self._conditions)
             return

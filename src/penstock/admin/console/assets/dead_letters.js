@@ -23,12 +23,27 @@ function part(name, cell, input) {
   };
 }
 
+// Headers as lines of name=value. Those that are no text, or have line ends or equals signs in their names, cannot be written so.
+function headerLines(letter) {
+  const plain = letter.headers.every((each) => each.value?.text != null && !/[\r\n]/.test(each.name + each.value.text) && !each.name.includes("="));
+  const input = h("textarea", { rows: "3", disabled: !plain, placeholder: plain ? "name=value, one a line" : "They are not all text, and stay as they are." });
+  input.value = plain ? letter.headers.map((each) => `${each.name}=${each.value.text}`).join("\n") : "";
+  const before = input.value;
+  const parsed = () => input.value.split("\n").filter(Boolean).map((line) => {
+    const at = line.indexOf("=");
+    if (at < 0) throw new Error(`Header ${line} has no value: write it as name=value.`);
+    return { name: line.slice(0, at), value: line.slice(at + 1) };
+  });
+  return { field: field("Headers", input), changed: () => (input.value === before ? {} : { headers: parsed() }) };
+}
+
 function editor(topic, letter, submit) {
   const key = part("key", letter.key, h("input", { autocomplete: "off", placeholder: "none" }));
   const value = part("value", letter.value, h("textarea", { rows: "12", autofocus: true }));
+  const headers = headerLines(letter);
   const none = h("input", { type: "checkbox", checked: letter.value === null });
-  const changed = () => ({ ...key.changed(), ...(none.checked ? { value: null } : { ...(letter.value === null ? { value: "" } : {}), ...value.changed() }) });
-  return ask(`Edit and replay to ${topic}`, [key.field, value.field, h("label", { class: "check" }, none, "No value (a tombstone)")], { action: "Replay", wide: true, submit: () => submit(changed()) });
+  const changed = () => ({ ...key.changed(), ...headers.changed(), ...(none.checked ? { value: null } : { ...(letter.value === null ? { value: "" } : {}), ...value.changed() }) });
+  return ask(`Edit and replay to ${topic}`, [key.field, value.field, headers.field, h("label", { class: "check" }, none, "No value (a tombstone)")], { action: "Replay", wide: true, submit: async () => submit(changed()) });
 }
 
 export async function deadLettersPage(context) {

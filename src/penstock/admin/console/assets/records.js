@@ -47,7 +47,11 @@ export async function recordsPage(context) {
     stopTail();
     const values = place();
     keep();
-    try { take(await getRecords(topicPath(name, `/records${query(asked(values))}`)), true); } catch (error) { fill(list, h("div", { class: "notice bad", role: "alert" }, error.message)); }
+    try { take(await getRecords(topicPath(name, `/records${query(asked(values))}`)), true); } catch (error) {
+      fill(note);
+      more.disabled = download.disabled = true;
+      fill(list, h("div", { class: "notice bad", role: "alert" }, error.message));
+    }
   };
   const take = (page, anew) => {
     if (!context.isCurrent()) return;
@@ -104,7 +108,10 @@ export async function recordsPage(context) {
     for (const other of list.querySelectorAll("tr[aria-selected]")) other.removeAttribute("aria-selected");
     row?.setAttribute("aria-selected", "true");
     try {
-      fill(detail, recordPanel(name, await getRecords(topicPath(name, `/partitions/${each.partition}/records/${each.offset}`)), await address(), close));
+      const record = await getRecords(topicPath(name, `/partitions/${each.partition}/records/${each.offset}`));
+      const broker = await address();
+      if (!context.isCurrent()) return;
+      fill(detail, recordPanel(name, record, broker, close));
       state.record = `${each.partition}:${each.offset}`;
       keep();
       detail.scrollIntoView({ block: "nearest" });
@@ -136,7 +143,7 @@ function shellQuote(text) { return `'${text.replaceAll("'", "'\\''")}'`; }
 async function address() {
   try {
     const found = (await get("/status")).listeners.find((each) => each.name === "flymq");
-    return found ? found.address.replace(/^(0\.0\.0\.0|\[::\]|::)(?=:\d+$)/, location.hostname) : FLYMQ_ADDRESS;
+    return found?.address ? found.address.replace(/^(0\.0\.0\.0|\[::\]|::)(?=:\d+$)/, location.hostname) : FLYMQ_ADDRESS;
   } catch { return FLYMQ_ADDRESS; }
 }
 

@@ -1,7 +1,7 @@
 // Schemas: versions, what changed between two, a draft checked before it is registered, and a record tried.
 
-import { get, post } from "./api.js";
-import { ask, button, field, fill, h, head, link, panel, segment, select, table, tag, toast } from "./dom.js";
+import { get, post, remove } from "./api.js";
+import { ask, button, confirmName, field, fill, h, head, link, panel, segment, select, table, tag, toast } from "./dom.js";
 import { pretty, time } from "./format.js";
 
 const TYPES = [["json", "JSON Schema"], ["avro", "Avro"], ["protobuf", "Protobuf"]];
@@ -57,12 +57,20 @@ export async function schemaPage(context) {
   return {
     title: name,
     content: [
-      head(name, { crumbs: [["Schemas", "/schemas"]], actions: [tag(latest.type), tag(`compatibility ${latest.compatibility}`)] }),
+      head(name, { crumbs: [["Schemas", "/schemas"]], actions: [tag(latest.type), tag(`compatibility ${latest.compatibility}`), button("Delete", () => destroy(context, name), "danger")] }),
       h("div", { class: "two" },
         h("section", { class: "panel" }, h("div", { class: "row" }, field("Show", right), field("compared with", left)), registered, text),
         h("div", {}, draft(context, name, latest), trial(name))),
     ],
   };
+}
+
+function destroy(context, name) {
+  return confirmName(`Delete every version of the schema ${name}`, name, "Delete the schema", async () => {
+    await remove(`/schemas/${segment(name)}`);
+    toast(`Schema ${name} deleted.`);
+    await context.go("/schemas");
+  });
 }
 
 function draft(context, name, latest) {
