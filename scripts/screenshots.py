@@ -42,9 +42,11 @@ PAGES: Final = {
     "topics": "/topics",
     "topic": "/topics/orders",
     "records": "/topics/orders/records",
+    "record": "/topics/orders/records?filter=%24.total+%3E+100+and+%24header.source+%3D+web&record=0:90",
     "groups": "/groups",
     "group": "/groups/billing",
     "subscription": "/subscriptions/orders/mailer",
+    "dead-letter-topics": "/dead-letters",
     "dead-letters": "/dead-letters/orders",
     "schemas": "/schemas",
     "schema": "/schemas/order",
@@ -52,6 +54,9 @@ PAGES: Final = {
     "pipeline": "/pipelines/shop",
     "inspector": "/inspector",
     "users": "/access/users",
+    "roles": "/access/roles",
+    "acls": "/access/acls",
+    "keys": "/access/keys",
     "audit": "/access/audit",
     "rights": "/access/rights?principal=ann&topic=orders",
     "configuration": "/configuration",
@@ -87,6 +92,7 @@ def fill(running: RunningBroker) -> None:
         await broker.schemas.bind(SYSTEM, "orders", "order")
         await broker.users.create_user(SYSTEM, "ann", "secret", ["consumer"])
         await broker.users.create_user(SYSTEM, "root", "secret", ["admin"])
+        await broker.api_keys.create(SYSTEM, "worker", ["producer"])
         await broker.acls.set_acl(SYSTEM, "orders", users=["ann:write"])
         failed = [
             FailedRecord("orders", 0, at, b'{"order": %d}' % at, b"k", None, reason, 3, 1, 1_790_000_000_000)
@@ -111,7 +117,8 @@ def fill(running: RunningBroker) -> None:
     client = running.connect()
     for n in range(300):
         order = {"order": n, "customer": f"customer-{n % 17}", "total": n * 1.25}
-        client.send("orders", json.dumps(order).encode(), key=f"customer-{n % 17}".encode())
+        headers = [("source", b"web" if n % 3 else b"shop")]
+        client.send("orders", json.dumps(order).encode(), key=f"customer-{n % 17}".encode(), headers=headers)
     client.send_many("site/hall/sensors", [bytes([n, 255, 0]) for n in range(64)])
     thread.run(invent_history(running))
 
@@ -121,6 +128,8 @@ async def invent_history(running: RunningBroker) -> None:
     admin = running.server.admin
     assert admin is not None
     history = admin._history  # noqa: SLF001
+    await history.sample()
+    running.server.engine.stats.corrupt_blocks += 1  # so that something is wrong
     await history.sample()
     now_ms = SystemClock().now_ms()
     for column in (history.appended_records, history.appended_bytes, history.received_bytes, history.sent_bytes):
@@ -169,8 +178,11 @@ def main() -> None:
                     page.goto(address + path)
                     page.wait_for_selector("h1")
                     page.screenshot(path=TARGET / f"{name}-{size}-{scheme}.png")
+                page.goto(f"{address}/topics/orders/records")
+                page.get_by_role("button", name="Add condition").click()
+                page.screenshot(path=TARGET / f"condition-{size}-{scheme}.png")
                 context.close()
-    print(f"{len(pages) * 4} pictures in {TARGET}")
+    print(f"{(len(pages) + 1) * 4} pictures in {TARGET}")
 
 
 if __name__ == "__main__":

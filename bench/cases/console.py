@@ -94,6 +94,7 @@ def _pages(plan: Plan, broker: Broker) -> list[Row]:
         "jumps by time": {"at": "time", "time_ms": halfway_ms},
         "jumps to an offset": {"at": "offset", "partition": 0, "offset": records // 8},
         "filters by a JSON path that is nowhere": {"at": "time", "time_ms": halfway_ms, "filter": "$.absent"},
+        "filters by conditions that never hold": {"at": "earliest", "filter": "$.n < 0 and $header.source = web"},
         "filters by text that is nowhere": {"at": "earliest", "filter": "nowhere"},
     }
 
@@ -171,7 +172,7 @@ def _visitor(broker: Broker, topic: str, tails: list[float]) -> Iterator[None]:
 
     def visit() -> None:
         console = Console(broker)
-        every = {"/status": STATUS_S, "/history": HISTORY_S, f"/topics/{topic}/records": TAIL_S}
+        every = {"/status": STATUS_S, "/history": HISTORY_S, "/alerts": HISTORY_S, f"/topics/{topic}/records": TAIL_S}
         due = dict.fromkeys(every, time.monotonic())
         while not leaving.wait(max(0.0, min(due.values()) - time.monotonic())):
             path = min(due, key=lambda each: due[each])

@@ -214,6 +214,20 @@ def test_an_inspection_ends_at_its_bounds_and_lets_go_of_the_connection(
         assert all(each.tap is None for each in ask.broker.server.listeners["flymq"].connections)
 
 
+def test_an_inspection_says_that_it_leaves_out_streams(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspector, "STREAMS_MAX", 1)
+    inspection = inspect_next(ask, "fujin")
+    with penstock.connect(quic_url(ask, "fujin")) as client:
+        client.send("orders", b"one stream")
+        frames_of(ask, inspection, lambda seen: "WRITE" in names(seen, "sent"))
+        assert ask.ok("GET", f"/inspections/{inspection}")["inspection"]["more_streams"] is False
+        with client.reader("orders", pull=True) as reader:
+            reader.fetch(1)
+        answer = ask.ok("GET", f"/inspections/{inspection}")
+    assert answer["inspection"]["more_streams"] is True
+    assert len({each["stream"] for each in answer["frames"]}) == 1
+
+
 def test_nobody_listens_in_when_nobody_asks(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = ask.broker.server.listeners["flymq"]
     assert listener.on_opened is None

@@ -73,6 +73,8 @@ def test_headers_stand_before_the_value(run: Run, broker: RunningBroker, monkeyp
     assert run("consume", "orders", "--headers").text == "a=1,b=\\x1b\tv\n\t\n"
     assert run("consume", "orders", "--headers", "-K", "%:").text == "a=1,b=\\x1b\tk%:v\n\tk%:\n"
     assert run("consume", "orders", "--headers", "--raw").out == b"a=1,b=\x1b\tv\n\t\n"
+    assert run("consume", "orders", "--filter", "$header.a = 1").text == "v\n"
+    assert run("consume", "orders", "--filter", "$header.a = 2").text == ""
     monkeypatch.setattr("penstock.cli.terminal.on_terminal", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert run("consume", "orders", "--headers").text.splitlines() == [
@@ -173,6 +175,8 @@ def test_the_broker_can_leave_records_out(run: Run, orders: RunningBroker) -> No
     assert run("consume", "orders", "--filter", "ONE").text == "one\n"
     assert run("consume", "orders", "--filter", "$.two").text == '{"two": 2}\n'
     assert run("consume", "orders", "--filter", "nothing").text == ""
+    assert run("consume", "orders", "--filter", "$.two >= 2").text == '{"two": 2}\n'
+    assert run("consume", "orders", "--filter", "$.two > 2").text == ""
 
 
 def test_a_group_goes_on_where_it_stopped(run: Run, orders: RunningBroker) -> None:

@@ -203,7 +203,7 @@ async def gather(sources: Sources) -> Figures:
         logins=copy.copy(sources.broker.logins.stats),
         audit=copy.copy(sources.broker.audit.stats),
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},
-        addresses=_addresses(sources.listeners),
+        addresses=addresses(sources.listeners),
         requests={
             name: RequestFigures(stats.requests_by_name(), stats.errors, stats.internal_errors)
             for name, stats in sources.sessions.items()
@@ -223,7 +223,8 @@ def _disk(engine: Engine) -> DiskFigures:
     return DiskFigures(usage.total, usage.free)
 
 
-def _addresses(listeners: Mapping[str, Listener]) -> dict[str, str]:
+def addresses(listeners: Mapping[str, Listener]) -> dict[str, str]:
+    """Return where those listen that have started."""
     found = {}
     for name, listener in listeners.items():
         with suppress(RuntimeError):  # not started yet

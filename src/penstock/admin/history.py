@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeVar
 
@@ -87,6 +87,8 @@ class History:
         self.sent_bytes = array("q")
         self.disk_free_bytes = array("q")
         """-1 where the log is not in files."""
+        self.on_sampled: Callable[[int], None] = lambda now_ms: None
+        """Called after each sample with its time."""
         self._lags: dict[SeriesKey, LagSeries] = {}
         self._stages: dict[StageKey, StageSeries] = {}
         self._sources = sources
@@ -124,6 +126,7 @@ class History:
         self._stages = {place: self._stages.get(place) or StageSeries() for place in stages}
         for place, stage in stages.items():
             self._stages[place].add(stage)
+        self.on_sampled(self.times_ms[-1])
 
     async def _current_lags(self) -> dict[SeriesKey, tuple[int, float | None]]:
         broker = self._sources.broker
@@ -150,6 +153,10 @@ class History:
         for key, series in self._stages.items():
             if key.pipeline == pipeline:
                 yield key.stage, self.times_ms[-len(series.rows) :], series
+
+    def lags(self, kind: Kind) -> Iterator[tuple[SeriesKey, LagSeries]]:
+        """Yield the lag of every group or subscription in each topic, as it was in the last sample and before."""
+        return ((key, series) for key, series in self._lags.items() if key.kind == kind)
 
     def lags_of(self, kind: Kind, name: str, topic: str | None = None) -> Iterator[tuple[str, array[int], LagSeries]]:
         """Yield the topic, the times and the lag of a group or subscription, for each topic that it reads or for one."""

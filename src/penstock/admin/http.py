@@ -29,6 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from penstock.admin import registry
+from penstock.admin.alerts import Alerts
 from penstock.admin.api.application import Api, Door, problem_response
 from penstock.admin.api.logins import Logins
 from penstock.admin.api.problems import HttpProblem, problem_of
@@ -108,6 +109,8 @@ class AdminServer:
         sources = Sources(engine, broker, listeners, sessions, self._loop_lag.histogram)
         self._metrics = Metrics(sources)
         self._history = History(sources, self._clock)
+        self._alerts = Alerts(sources, self._history)
+        self._history.on_sampled = self._alerts.evaluate
         self._inspector = Inspector(listeners, dissectors or {}, self._clock)
         self._version = version("penstock")
         self._server: asyncio.Server | None = None
@@ -126,6 +129,7 @@ class AdminServer:
             self._clock.now_ms(),
             logins,
             self._history,
+            self._alerts,
             self._inspector,
         )
         self._served: dict[bytes, ASGIApp] = {

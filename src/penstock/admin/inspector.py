@@ -28,6 +28,7 @@ FRAMES_MAX: Final = 1_000
 CHUNKS_MAX: Final = 10_000
 """Reads and sends that are noted."""
 STREAMS_MAX: Final = 256
+"""Of one connection that are decoded, the first ones."""
 INSPECTIONS_MAX: Final = 8
 UNWATCHED_S_MAX: Final = 60.0
 """After which an inspection that nobody asks for ends."""
@@ -71,6 +72,8 @@ class Inspection:
         """Empty while it waits for a connection."""
         self.state: State = "waiting"
         self.frames: list[Seen] = []
+        self.more_streams = False
+        """The connection has had more streams than are decoded."""
         self.asked_s = clock.monotonic()
         self._connection: Tappable | None = None
         self._view = view
@@ -103,17 +106,23 @@ class Inspection:
 
     def received(self, data: bytes, stream: int, *, at_start: bool, at_frame: bool) -> None:
         if not self._streams.get(stream):
-            if len(self._streams) >= STREAMS_MAX and stream not in self._streams:
+            if not self._has_room(stream):
                 return
             self._streams[stream] = at_start or (at_frame and not self._dissectors.from_start)
         if self._streams[stream]:
             self._note(data, stream, "received")
 
     def sent(self, data: bytes, stream: int) -> None:
-        if stream not in self._streams and not self._dissectors.from_start and len(self._streams) < STREAMS_MAX:
+        if stream not in self._streams and not self._dissectors.from_start and self._has_room(stream):
             self._streams[stream] = True  # what is sent are whole frames
         if self._streams.get(stream):
             self._note(bytes(data), stream, "sent")
+
+    def _has_room(self, stream: int) -> bool:
+        if len(self._streams) < STREAMS_MAX or stream in self._streams:
+            return True
+        self.more_streams = True
+        return False
 
     def closed(self) -> None:
         self.stop("closed")

@@ -70,7 +70,7 @@ def consume(
         typer.Option(
             "--filter",
             metavar="TEXT",
-            help="Only records whose key or value has this text or matches this expression; $.path: JSON that has it.",
+            help="Only records with this text or expression in key or value, or conditions such as '$.customer.id = 42'.",
         ),
     ] = None,
     headers: Annotated[

@@ -79,7 +79,7 @@ def replay(
             "--filter",
             "-F",
             metavar="TEXT",
-            help="Replay those whose value, key or reason contains this text or matches this regular expression.",
+            help="Replay those with this text or expression in value, key or reason, or conditions such as '$.id = 42'.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,

@@ -31,7 +31,14 @@ def test_a_user_is_created_changed_and_deleted(ask: Asking) -> None:
 
 def test_a_role_is_set_and_deleted(ask: Asking) -> None:
     ask.ok("PUT", "/roles/auditor", {"permissions": ["describe"], "description": "Looks"})
-    assert {"name": "auditor", "permissions": ["describe"], "description": "Looks"} in ask.ok("GET", "/roles")
+    roles = {each["name"]: each for each in ask.ok("GET", "/roles")}
+    assert roles["auditor"] == {
+        "name": "auditor",
+        "permissions": ["describe"],
+        "description": "Looks",
+        "built_in": False,
+    }
+    assert roles["admin"]["built_in"] is True
     assert ask("PUT", "/roles/admin", {"permissions": []}).code == "invalid_request"
     assert ask("DELETE", "/roles/auditor").status == 204
 

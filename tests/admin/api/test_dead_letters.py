@@ -59,6 +59,14 @@ def test_those_that_match_are_counted_and_then_replayed(ask: Asking) -> None:
     assert [each["reason"] for each in ask.ok("GET", "/topics/orders/dead-letters")] == ["too large"]
 
 
+def test_conditions_are_about_the_record_and_not_about_the_reason(ask: Asking) -> None:
+    def count(text: str) -> Any:
+        return ask.ok("POST", "/topics/orders/dead-letters/replay", {"filter": text, "dry_run": True})["count"]
+
+    assert [count("$value = v1"), count("$key = k and $value != v1")] == [1, 2]
+    assert [count("$value contains late"), count("$key missing")] == [0, 0]
+
+
 def test_dead_letters_are_purged(ask: Asking) -> None:
     assert ask("DELETE", "/topics/orders/dead-letters").status == 204
     assert ask.ok("GET", "/topics/orders/dead-letters") == []

@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import fastavro
 import pytest
@@ -87,6 +88,52 @@ def test_a_filter_looks_further_than_the_page_is_long(ask: Asking, numbers: str)
     assert sorted(values(page)) == sorted(["n7", *(f"n{number}" for number in range(70, 80))])
     assert (page["scanned"], page["end"]) == (100, True)
     assert sorted(values(ask.ok("GET", f"{numbers}?filter=%5En9.%24&limit=50"))) == [f"n{n}" for n in range(90, 100)]
+
+
+@pytest.fixture(scope="module")
+def sales(ask: Asking) -> str:
+    """A topic whose records have keys, headers and JSON values."""
+    ask.ok("POST", "/topics", {"name": "sales"})
+    records = [
+        {
+            "key": f"customer-{number % 3}",
+            "value": json.dumps({"sale": number, "customer": {"id": number % 3}, "items": [{"sku": f"s{number}"}]}),
+            "headers": [{"name": "source", "value": "web" if number % 2 else "shop"}],
+        }
+        for number in range(12)
+    ]
+    ask.ok("POST", "/topics/sales/records", {"records": [*records, {"key": "gone"}, {"value": "no JSON"}]})
+    return "/topics/sales/records"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("$header.source = web", [1, 3, 5, 7, 9, 11]),
+        ("$.customer.id = 2", [2, 5, 8, 11]),
+        ("$.sale > 9", [10, 11]),
+        ("$.items[0].sku contains S1", [1, 10, 11]),
+        ("$key = customer-1 and $header.source = shop and $.sale < 8", [4]),
+        ("$.sale missing", [12, 13]),
+        ("$value missing", [12]),
+    ],
+)
+def test_conditions_find_records_by_path_key_and_header(ask: Asking, sales: str, text: str, found: list[int]) -> None:
+    page = ask.ok("GET", f"{sales}?filter={quote(text)}&at=earliest")
+    assert [each["offset"] for each in page["records"]] == found
+    assert (page["scanned"], page["end"]) == (14, True)
+
+
+def test_a_condition_that_cannot_be_read_is_refused_with_what_to_write(ask: Asking, sales: str) -> None:
+    answer = ask("GET", f"{sales}?filter={quote('$.sale == 9')}")
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert "no operator ==" in answer.json["detail"]
+    assert "use =, !=, <," in answer.json["detail"]
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\x01b"])
+def test_a_path_with_a_name_that_nothing_has_is_searched_for_as_text(ask: Asking, sales: str, name: str) -> None:
+    assert ask.ok("GET", f"{sales}?filter={quote('$.' + name)}")["records"] == []
 
 
 def test_a_filter_stops_at_its_bound_and_says_where(ask: Asking, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +314,33 @@ def test_records_are_written_together_or_not_at_all(ask: Asking) -> None:
     assert ask.ok("GET", "/topics/strict/records")["records"] == []
 
 
+def found_by(ask: Asking, topic: str, text: str) -> list[int]:
+    page = ask.ok("GET", f"/topics/{topic}/records?at=earliest&limit=500&filter={quote(text)}")
+    assert page["end"] is True
+    return [each["offset"] for each in page["records"]]
+
+
+def test_every_decoded_record_is_looked_at_however_large_they_are(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browsing, "DECODED_ROWS_PER_STEP", 4)
+    monkeypatch.setattr(browsing, "DECODED_BYTES_PER_STEP", 20)
+    monkeypatch.setattr(browsing, "SCAN_S_MAX", 30.0)
+    ask.ok("POST", "/schemas/sized", {"type": "avro", "definition": json.dumps(AVRO)})
+    ask.ok("POST", "/topics", {"name": "sized", "schema": "sized"})
+    records = []
+    for number in range(30):
+        written = io.BytesIO()
+        fastavro.schemaless_writer(written, AVRO, {"id": number % 10, "who": "x" * number})
+        records.append({"value_base64": base64.b64encode(written.getvalue()).decode()})
+    ask.ok("POST", "/topics/sized/records", {"records": records})
+    assert found_by(ask, "sized", "$.id = 3") == [3, 13, 23]
+    page = ask.ok("GET", "/topics/sized/records?at=earliest&limit=2&filter=" + quote("$.id = 3"))
+    assert ([each["offset"] for each in page["records"]], page["end"]) == ([3, 13], False)
+    page = ask.ok(
+        "GET", f"/topics/sized/records?at=positions&positions={page['next_positions']}&filter={quote('$.id = 3')}"
+    )
+    assert ([each["offset"] for each in page["records"]], page["scanned"]) == ([23], 16)
+
+
 def test_records_are_decoded_by_the_schema_of_their_topic(ask: Asking) -> None:
     ask.ok("POST", "/topics", {"name": "avro"})
     ask.ok("POST", "/topics/avro/records", {"records": [{"value": "from before the binding"}]})
@@ -280,6 +354,9 @@ def test_records_are_decoded_by_the_schema_of_their_topic(ask: Asking) -> None:
     assert before["decoded"] is None
     assert before["fault"]
     assert (after["decoded"], after["schema"], after["fault"]) == ({"id": 7, "who": "ann"}, "avro:1", None)
+    assert found_by(ask, "avro", "$.id >= 7 and $.who contains ANN") == [1]
+    assert found_by(ask, "avro", "$.id") == [1]
+    assert found_by(ask, "avro", "$.id > 7") == []
 
     ask.ok("POST", "/schemas/proto", {"type": "protobuf", "definition": PROTOBUF})
     ask.ok("POST", "/topics", {"name": "proto", "schema": "proto"})
@@ -290,4 +367,6 @@ def test_records_are_decoded_by_the_schema_of_their_topic(ask: Asking) -> None:
     )
     message, tombstone = ask.ok("GET", "/topics/proto/records")["records"]
     assert message["decoded"] == {"id": "7", "who": "ann"}
+    assert found_by(ask, "proto", "$.who = ann") == [0]
+    assert found_by(ask, "proto", "$.who missing") == [1]
     assert tombstone["decoded"] is None

@@ -19,6 +19,7 @@ from penstock.broker.access.checks import SYSTEM
 from penstock.broker.deliveries.deadletter_entries import FailedRecord
 from penstock.broker.pipelines import Report, Stage
 from penstock.cli.record_json import parse_json_lines
+from penstock.record_headers import encode_headers
 from penstock.testing.broker import RunningBroker
 from scripts.screenshots import browser
 from tests.admin.api.asking import LOGIN_REQUIRED, Asking, asking, new_key, on_loop
@@ -135,6 +136,90 @@ def test_numbers_of_decoded_records_keep_their_digits(chromium: Browser, ask: As
         expect(row).to_contain_text('"sum":2.0')
         row.click()
         expect(page.get_by_label("One record")).to_contain_text("9007199254740993")
+        for number, count in (("9007199254740992", 0), ("9007199254740993", 1)):
+            page.get_by_label("Filter").fill(f"$.id = {number}")
+            page.get_by_role("button", name="Go").click()
+            expect(page.get_by_role("status").filter(has_text="looked at")).to_contain_text(f"{count} records shown")
+
+
+def test_records_are_found_by_json_path_and_header(chromium: Browser, ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "found"})
+    records = [
+        {
+            "key": f"k{number}",
+            "value": json.dumps({"number": number, "customer": {"name": f"Ann {number}"}}),
+            "headers": [{"name": "the source", "value": "web" if number % 2 else "shop"}],
+        }
+        for number in range(10)
+    ]
+    ask.ok("POST", "/topics/found/records", {"records": records})
+    with at(chromium, ask.broker, "/topics/found/records") as page:
+        rows = page.get_by_role("table", name="Records").locator("tbody tr")
+        shown = page.get_by_label("Filter")
+        expect(rows).to_have_count(10)
+        page.get_by_role("button", name="Add condition").click()
+        dialog = page.locator("dialog[open]")
+        dialog_of(page, "Add")
+        expect(page.locator("dialog .error")).to_contain_text("Give the path")
+        dialog.get_by_label("Operator").select_option(">")
+        dialog_of(page, "Add", Path_or_name="number", Compared_with="5")
+        expect(rows).to_have_count(4)
+        expect(shown).to_have_value("$.number > 5")
+        page.get_by_role("button", name="Add condition").click()
+        dialog.get_by_label("Field").select_option("header")
+        dialog_of(page, "Add", Path_or_name="the source", Compared_with="web")
+        expect(shown).to_have_value('$.number > 5 and $header."the source" = web')
+        expect(rows).to_have_count(2)
+        page.reload()  # the address is the view
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text("k9")
+
+        shown.fill("ann 3")  # text, to which a condition is added
+        page.get_by_role("button", name="Add condition").click()
+        dialog.get_by_label("Field").select_option("key")
+        dialog.get_by_label("Operator").select_option("exists")
+        expect(dialog.get_by_label("Compared with")).to_be_hidden()
+        dialog_of(page, "Add")
+        expect(shown).to_have_value('$value contains "ann 3" and $key exists')
+        expect(rows).to_have_count(1)
+
+        shown.fill("$.number == 3")
+        page.get_by_role("button", name="Go").click()
+        expect(page.get_by_role("alert")).to_contain_text("filter has no operator == (after $.number): use =, !=")
+        expect(
+            page.get_by_role("button", name="Download")
+        ).to_be_disabled()  # what it would have is not what was asked for
+
+
+def test_one_record_has_an_address_and_is_shown_in_several_ways(chromium: Browser, ask: Asking) -> None:
+    ask.ok("POST", "/topics", {"name": "views"})
+    value = '{"n":12345678901234567890,"f":1.0,"x":[1]}'
+    ask.ok("POST", "/topics/views/records", {"records": [{"value": value}, {"value": "plain"}, {"key": "gone"}]})
+    address = ask.broker.addresses["flymq"]
+    permitted = {"permissions": ["clipboard-read", "clipboard-write"]}
+    with at(chromium, ask.broker, "/topics/views/records", **permitted) as page:
+        page.get_by_role("row").filter(has_text="12345678901234567890").click()
+        expect(page).to_have_url(re.compile("record=0%3A0"))
+        shown = page.get_by_label("Value", exact=True)
+        expect(shown).to_contain_text('  "n": 12345678901234567890,\n  "f": 1.0,')
+        page.get_by_role("button", name="Text", exact=True).click()
+        expect(shown).to_have_text(value)
+        page.get_by_role("button", name="Hex", exact=True).click()
+        expect(shown).to_have_text(value.encode().hex(" "))
+        expect(page.get_by_role("button", name="Hex", exact=True)).to_have_attribute("aria-pressed", "true")
+        for name, code in [
+            ("CLI", f"penstock consume 'views' --partition 0 --from 0 --max 1 --server 'flymq://{address}'"),
+            ("Python", f'penstock.connect("flymq://{address}")'),
+            ("Spark", f'.option("penstock.bootstrap", "{address}").option("subscribe", "views")'),
+        ]:
+            page.get_by_role("button", name=f"Copy as {name}").click()
+            expect(page.locator(".toast").last).to_contain_text("Copied.")
+            assert code in page.evaluate("navigator.clipboard.readText()")
+        page.goto(page.url.replace("record=0%3A0", "record=0%3A1"))
+        expect(shown).to_have_text("plain")
+        page.get_by_role("button", name="Close").click()
+        expect(page.get_by_label("One record")).to_have_count(0)
+        assert "record=" not in page.url
 
 
 HOSTILE = """'"><script>document.title='taken'</script>%2e%zz&#x3c; \u202e\U0001f600"""
@@ -210,6 +295,10 @@ def test_lag_is_plotted_for_groups_and_subscriptions(chromium: Browser, ask: Ask
         expect(page).to_have_url(re.compile("/console/subscriptions/plotted/a%2Fb$"))
         expect(page.get_by_role("img", name=re.compile("^Lag: 10 now, at most 10 in the last "))).to_be_visible()
         expect(page.get_by_role("table", name="Partitions").locator("tbody tr")).to_have_text("0010")
+        page.get_by_role("link", name="plotted").click()
+        readers = page.get_by_role("table", name="Readers of this topic").locator("tbody tr")
+        expect(readers.filter(has_text="slow")).to_contain_text("4")
+        expect(readers.filter(has_text="a/b")).to_contain_text("subscription, 0 in flight10")
         page.get_by_role("link", name="Overview").click()
         expect(page.get_by_role("img", name=re.compile("^Records in: "))).to_be_visible()
         page.get_by_role("link", name="Topics", exact=True).click()
@@ -221,7 +310,7 @@ def test_dead_letters_are_inspected_and_replayed(chromium: Browser, ask: Asking)
     ask.ok("POST", "/topics", {"name": "returns"})
     dead_letters = ask.broker.server.broker.dead_letters
     failed = [
-        FailedRecord("returns", 0, n, b"v%d" % n, None, None, reason, 3, 1, 2)
+        FailedRecord("returns", 0, n, b"v%d" % n, None, encode_headers([("source", b"web")]), reason, 3, 1, 2)
         for n, reason in enumerate(["too late", "too late", "too large"])
     ]
 
@@ -232,7 +321,11 @@ def test_dead_letters_are_inspected_and_replayed(chromium: Browser, ask: Asking)
     on_loop(ask.broker, failing())
     with at(chromium, ask.broker, "/dead-letters") as page:
         page.get_by_role("link", name="returns", exact=True).click()
-        expect(page.get_by_text("too late: 2")).to_be_visible()
+        page.get_by_role("button", name="too late: 2").click()
+        expect(page.get_by_text("2 dead letters would be written")).to_be_visible()
+        page.get_by_label("Replay those that match").fill("$value = v1")
+        page.get_by_role("button", name="Dry run").click()
+        expect(page.get_by_text("1 dead letters would be written")).to_be_visible()
         page.get_by_role("row").filter(has_text="too large").click()
         expect(page.get_by_label("One dead letter")).to_contain_text("v2")
         page.get_by_label("One dead letter").get_by_role("button", name="Replay", exact=True).click()
@@ -240,7 +333,10 @@ def test_dead_letters_are_inspected_and_replayed(chromium: Browser, ask: Asking)
         page.get_by_role("row").filter(has_text="v0").click()
         page.get_by_role("button", name="Edit and replay").click()
         expect(page.locator("dialog").get_by_label("Value", exact=True)).to_have_value("v0")
-        dialog_of(page, "Replay", Value="v0, mended", Key="k0")
+        expect(page.locator("dialog").get_by_label("Headers")).to_have_value("source=web")
+        dialog_of(page, "Replay", Value="v0, mended", Key="k0", Headers="source")
+        expect(page.locator("dialog .error")).to_contain_text("Header source has no value")
+        dialog_of(page, "Replay", Headers="source=by hand\nwhy=a=b")
         expect(page.get_by_role("row").filter(has_text="v0")).to_have_count(0)
         page.get_by_label("Replay those that match").fill("too late")
         page.get_by_role("button", name="Dry run").click()
@@ -250,6 +346,9 @@ def test_dead_letters_are_inspected_and_replayed(chromium: Browser, ask: Asking)
     records = ask.ok("GET", "/topics/returns/records")["records"]
     assert {each["value"]["text"] for each in records} == {"v0, mended", "v1", "v2"}
     assert {each["key"]["text"] for each in records if each["key"]} == {"k0"}
+    headers = {each["value"]["text"]: [(h["name"], h["value"]["text"]) for h in each["headers"]] for each in records}
+    assert headers["v0, mended"] == [("source", "by hand"), ("why", "a=b")]
+    assert headers["v1"] == [("source", "web")]
 
 
 def test_what_is_not_edited_of_a_dead_letter_stays_byte_by_byte(chromium: Browser, ask: Asking) -> None:
@@ -297,6 +396,15 @@ def test_records_are_downloaded_in_full(chromium: Browser, ask: Asking) -> None:
     ]
 
 
+def test_what_is_wrong_is_told_with_what_to_do(chromium: Browser, ask: Asking) -> None:
+    sample(ask)
+    ask.broker.server.engine.stats.corrupt_blocks += 1
+    sample(ask)
+    with at(chromium, ask.broker) as page:
+        expect(page.get_by_role("alert")).to_contain_text("Blocks with wrong checksums were read in the last hour: 1")
+        expect(page.get_by_role("alert")).to_contain_text("Run penstock verify")
+
+
 def test_a_pipeline_is_watched_and_asked_to_stop(chromium: Browser, ask: Asking) -> None:
     pipelines = ask.broker.server.broker.pipelines
 
@@ -332,7 +440,10 @@ def test_the_frames_of_a_connection_are_shown_field_by_field(chromium: Browser, 
     ask.ok("POST", "/topics", {"name": "inspected"})
     with at(chromium, ask.broker, "/inspector") as page, ask.broker.connect() as client:
         client.topics()
+        expect(page.get_by_role("heading", name="Protocol inspector")).to_be_visible()
+        page.evaluate("document.querySelector('h1').dataset.old = ''")
         page.get_by_role("button", name="Refresh").click()
+        expect(page.locator("h1[data-old]")).to_have_count(0)  # what is checked on the old page is not on the new one
         page.get_by_label("Show keys, values and headers").check()
         page.get_by_role("row").filter(has_text="flymq").last.get_by_role("button", name="Inspect").click()
         expect(page.get_by_role("status").filter(has_text="running")).to_be_visible()
@@ -371,10 +482,17 @@ def test_an_incompatible_schema_is_refused_and_the_reason_is_shown(chromium: Bro
         draft.fill('{"type": "object", "properties": {"id": {"type": ["integer", "null"]}}}')
         page.get_by_role("button", name="Register", exact=True).click()
         expect(page.locator(".diff .add").first).to_be_visible()
+        expect(page.get_by_text("Version 2, registered")).to_be_visible()
+        page.get_by_label("Version", exact=True).select_option("1")
+        expect(page.get_by_text("Version 1, registered")).to_be_visible()
         page.get_by_label("A value to try").fill('{"id": "x"}')
         page.get_by_role("button", name="Try").click()
         expect(page.locator("ul.bad li")).to_contain_text("x")
-    assert [each["version"] for each in ask.ok("GET", "/schemas/order")] == [1, 2]
+        assert [each["version"] for each in ask.ok("GET", "/schemas/order")] == [1, 2]
+        page.get_by_role("button", name="Delete", exact=True).click()
+        dialog_of(page, "Delete the schema", **{"Type order to confirm": "order"})
+        expect(page.locator(".toast").last).to_contain_text("Schema order deleted.")
+    assert ask("GET", "/schemas/order").status == 404
 
 
 def test_a_login_shows_rights_and_ends_with_its_key(chromium: Browser) -> None:
@@ -391,6 +509,14 @@ def test_a_login_shows_rights_and_ends_with_its_key(chromium: Browser) -> None:
 
             page.get_by_role("link", name="rights", exact=True).click()
             expect(page.get_by_role("table", name="Rights").get_by_role("row").nth(1)).to_contain_text("role admin")
+            page.get_by_role("link", name="Users").click()
+            page.get_by_role("button", name="Create user").click()
+            dialog_of(page, "Create", Name="ann", Password="first", Roles="consumer")
+            page.get_by_role("row", name=re.compile("^ann ")).get_by_role("button", name="Password").click()
+            dialog_of(page, "Set", New_password="second")
+            expect(page.locator(".toast").last).to_contain_text("The password of ann is set.")
+            assert ask.with_password("ann", "first")("GET", "/topics").status == 401
+            assert ask.with_password("ann", "second")("GET", "/topics").status == 200
             page.get_by_role("link", name="API keys").click()
             page.get_by_role("button", name="Create key").click()
             dialog_of(page, "Create", Name="<img src=x>", Roles="consumer")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.records.filters import (
+from penstock.broker.records.filters import RecordFilter, select
+from penstock.broker.records.searching import (
     EXPRESSION_TEXT_BYTES_MAX,
     FILTER_BYTES_MAX,
-    PATH_NAMES_MAX,
+    PATH_STEPS_MAX,
     PATH_TEXT_BYTES_MAX,
     WINDOW_BYTES,
-    RecordFilter,
-    select,
 )
 from penstock.errors import InvalidRequest
+from penstock.record_headers import encode_headers
 
 MATCHES = [
     ("err", None, b"an ERROR here"),
@@ -31,6 +31,12 @@ MATCHES = [
     ("$.é.", None, '{"é": {"": 1}}'.encode()),
     ("$.a b.field", None, b'{"a b": {"field": [1, {"x": "y"}]}, "z": "\\u0061"}'),
     ("$.a", None, b'{"\\u0061": 1}'),
+    ('$.a"b', None, b'the text $.A"B itself'),
+    ("$.a\\b", None, b"$.a\\b"),
+    ("$.a\x01b", None, b"$.a\x01b"),
+    ("$.a[1].b", None, b'{"a": [0, {"b": 1}, 2]}'),
+    ("$key", b"any", b""),
+    ("$key", None, b"the text $key itself"),
 ]
 MISSES = [
     ("err", b"key", b"all well"),
@@ -45,6 +51,9 @@ MISSES = [
     ("[", None, b"not a valid expression and not in the text"),
     ("(?P<x", None, b"anything"),
     ("x", None, None),
+    ("$.a[1].b", None, b'{"a": [{"b": 1}]}'),
+    ('$.a"b', None, b'{"a": 1}'),
+    ("$key", None, b"no such text"),
     (r"(a)\1", None, b"aa"),
 ]
 
@@ -77,10 +86,10 @@ def test_an_expression_that_takes_too_much_memory_is_refused() -> None:
 
 
 def test_a_path_has_so_many_names_and_not_one_more() -> None:
-    value = b'{"a":' * PATH_NAMES_MAX + b"1" + b"}" * PATH_NAMES_MAX
-    assert RecordFilter("$." + ".".join("a" * PATH_NAMES_MAX)).matches(None, value)
-    with pytest.raises(InvalidRequest, match=f"too deep: {PATH_NAMES_MAX + 1} names, at most {PATH_NAMES_MAX}"):
-        RecordFilter("$." + ".".join("a" * (PATH_NAMES_MAX + 1)))
+    value = b'{"a":' * PATH_STEPS_MAX + b"1" + b"}" * PATH_STEPS_MAX
+    assert RecordFilter("$." + ".".join("a" * PATH_STEPS_MAX)).matches(None, value)
+    with pytest.raises(InvalidRequest, match=f"too deep: {PATH_STEPS_MAX + 1} names, at most {PATH_STEPS_MAX}"):
+        RecordFilter("$." + ".".join("a" * (PATH_STEPS_MAX + 1)))
 
 
 def test_a_path_is_not_looked_for_in_values_that_are_too_large() -> None:
@@ -99,9 +108,9 @@ def test_text_is_found_wherever_it_stands_in_a_large_value(text: str) -> None:
         checks += 1
 
     for start in (0, WINDOW_BYTES - len(found), WINDOW_BYTES - 1, WINDOW_BYTES, 3 * WINDOW_BYTES - 2):
-        assert wanted.matches(None, bytes(start) + found, check)
-        assert wanted.matches(None, bytes(start) + found + bytes(2 * WINDOW_BYTES), check)
-    assert not wanted.matches(None, bytes(3 * WINDOW_BYTES), check)
+        assert wanted.matches(None, bytes(start) + found, None, check)
+        assert wanted.matches(None, bytes(start) + found + bytes(2 * WINDOW_BYTES), None, check)
+    assert not wanted.matches(None, bytes(3 * WINDOW_BYTES), None, check)
     assert checks >= 2
 
 
@@ -119,10 +128,46 @@ def test_an_expression_looks_so_far_and_no_further() -> None:
 
 def test_selecting_gives_rows_and_how_far_it_looked() -> None:
     values = [b"no", b"yes", None, b"YES", b"no", b"yes"]
-    assert select(RecordFilter("yes"), None, values, 10, lambda: False, lambda: None) == ([1, 3, 5], 6)
-    assert select(RecordFilter("yes"), None, values, 2, lambda: False, lambda: None) == ([1, 3], 4)
-    assert select(RecordFilter("k1"), [None, b"k1", b"k2"], [b""] * 3, 10, lambda: False, lambda: None) == ([1], 3)
+    assert select(RecordFilter("yes"), None, values, None, 10, lambda: False, lambda: None) == ([1, 3, 5], 6)
+    assert select(RecordFilter("yes"), None, values, None, 2, lambda: False, lambda: None) == ([1, 3], 4)
+    assert select(RecordFilter("k1"), [None, b"k1", b"k2"], [b""] * 3, None, 10, lambda: False, lambda: None) == (
+        [1],
+        3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "has_paths"),
+    [
+        ("$.a", True),
+        ("$[0].a", True),
+        ("$key = 1 and $.a = 1", True),
+        ("$key = 1", False),
+        ("$key", False),
+        ("a", False),
+    ],
+)
+def test_a_filter_says_whether_it_looks_into_json(text: str, has_paths: bool) -> None:
+    assert RecordFilter(text).has_paths is has_paths
+
+
+def test_paths_are_looked_for_in_what_a_value_was_decoded_to() -> None:
+    assert RecordFilter("$.a = 1").matches(None, b"\x02", None, lambda: None, b'{"a": 1}')
+    assert not RecordFilter("$.a = 1").matches(None, b'{"a": 1}', None, lambda: None, b'{"a": 2}')
+
+
+def test_selecting_shows_headers_to_conditions() -> None:
+    headers = [None, encode_headers([("source", b"web")]), encode_headers([("source", b"shop")])]
+    wanted = RecordFilter("$header.source = web")
+    assert select(wanted, None, [b""] * 3, headers, 10, lambda: False, lambda: None) == ([1], 3)
+
+
+def test_a_text_beside_the_record_is_searched_for_text_and_never_for_conditions() -> None:
+    assert RecordFilter("TIME").matches_text(b"a timeout")
+    assert RecordFilter("t.me").matches_text(b"a timeout")
+    assert not RecordFilter("$key missing").matches_text(b"a timeout")
+    assert not RecordFilter("$value contains timeout").matches_text(b"a timeout")
 
 
 def test_selecting_looks_at_one_row_even_when_time_is_up() -> None:
-    assert select(RecordFilter("yes"), None, [b"yes", b"yes"], 10, lambda: True, lambda: None) == ([0], 1)
+    assert select(RecordFilter("yes"), None, [b"yes", b"yes"], None, 10, lambda: True, lambda: None) == ([0], 1)

@@ -12,7 +12,7 @@ from penstock.admin.api.table import Call, Reply, Request, endpoint
 from penstock.broker.access.acls import ENTRIES_MAX, AclInfo, Acls
 from penstock.broker.access.api_keys import DEFAULT_ROLES, ApiKeys
 from penstock.broker.access.audit import SKIP_MAX, Audit, AuditQuery
-from penstock.broker.access.directory import PERMISSIONS, ROLES_PER_PRINCIPAL_MAX
+from penstock.broker.access.directory import BUILT_IN_ROLES, PERMISSIONS, ROLES_PER_PRINCIPAL_MAX
 from penstock.broker.access.explaining import Explaining
 from penstock.broker.access.users import UserInfo, Users
 from penstock.errors import (
@@ -62,6 +62,8 @@ class Role(Reply, frozen=True):
     name: str
     permissions: list[str]
     description: str
+    built_in: bool
+    """Neither changed nor deleted."""
 
 
 class RoleDefinition(Request, frozen=True):
@@ -217,7 +219,7 @@ def _user(info: UserInfo) -> User:
 async def list_roles(call: Call) -> list[Role]:
     """List roles, the built-in ones first."""
     roles = call.broker.users.list_roles(call.principal)
-    return [Role(each.name, list(each.permissions), each.description) for each in roles]
+    return [Role(each.name, list(each.permissions), each.description, each.name in BUILT_IN_ROLES) for each in roles]
 
 
 @endpoint("PUT", "/roles/{role}", asks=Users.set_role, errors=(InvalidRequest, LimitExceeded))

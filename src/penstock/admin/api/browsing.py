@@ -10,13 +10,14 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
 from penstock.broker.records.filters import RecordFilter
 from penstock.broker.records.visibility import visible_rows
+from penstock.broker.schemas.decoded import Decoded
 from penstock.errors import OffsetOutOfRange
 from penstock.log.api import Partition
 from penstock.log.block import Block
@@ -31,6 +32,12 @@ READ_BYTES: Final = 256 << 10
 ROWS_PER_CHECK: Final = 64
 ROWS_PER_STEP: Final = 512
 """Rows of a block that are taken apart at a time."""
+DECODED_ROWS_PER_STEP: Final = 64
+DECODED_BYTES_PER_STEP: Final = 1 << 20
+"""Of values that are decoded at a time, for a filter that looks into them. No larger value is decoded."""
+
+Decode = Callable[[Sequence[bytes | None], Sequence[bytes | None]], Awaitable[list[Decoded]]]
+"""Reads values, with their headers, by the schema of their topic."""
 
 
 class Row(NamedTuple):
@@ -97,9 +104,19 @@ class _Gathering:
 
 
 async def read_page(
-    stretches: list[Stretch], records_max: int, wanted: str, worker: Worker, now_ms: int, *, newest: bool
+    stretches: list[Stretch],
+    records_max: int,
+    wanted: str,
+    worker: Worker,
+    now_ms: int,
+    *,
+    newest: bool,
+    decode: Decode | None = None,
 ) -> Page:
-    """Return at most so many records of some stretches: the first ones of each, or the last if `newest`."""
+    """Return at most so many records of some stretches: the first ones of each, or the last if `newest`.
+
+    With `decode`, paths of a filter are looked for in what values are decoded to.
+    """
     record_filter = await worker.run(lambda _: RecordFilter(wanted)) if wanted else None
     page = Page()
     size_bytes = 0
@@ -109,6 +126,7 @@ async def read_page(
         SCANNED_MAX // shares if wanted else max(SCANNED_MAX // shares, records_max),
         time.monotonic() + SCAN_S_MAX if wanted else math.inf,
         now_ms,
+        decode if record_filter is not None and record_filter.has_paths else None,
     )
     for stretch in stretches:
         gathering = _Gathering(
@@ -156,6 +174,7 @@ class _Scan(NamedTuple):
     """In one partition, with those that have expired."""
     deadline_s: float
     now_ms: int
+    decode: Decode | None
 
 
 async def _gather(gathering: _Gathering, stretch: Stretch, scan: _Scan, worker: Worker) -> None:
@@ -175,8 +194,40 @@ async def _gather(gathering: _Gathering, stretch: Stretch, scan: _Scan, worker: 
         work = partial(_scan_blocks, gathering, blocks, stretch, scan)
         if scan.wanted is None:
             work(lambda: None)
+        elif scan.decode is not None:
+            await _scan_decoded(gathering, blocks, stretch, scan, scan.decode, worker)
         else:
             await worker.run(work)
+
+
+async def _scan_decoded(
+    gathering: _Gathering, blocks: list[Block], stretch: Stretch, scan: _Scan, decode: Decode, worker: Worker
+) -> None:
+    for block in blocks:
+        start, last = block.index_of(gathering.offset), block.index_of(stretch.end)
+        while start < last:
+            stop = min(last, start + DECODED_ROWS_PER_STEP, start + scan.rows_max - gathering.scanned)
+            rows = list(_rows(block, stretch.partition.index, start, stop, scan.now_ms))
+            stop = _cut(rows, stop)
+            decoded = await decode([row.value for _, row in rows], [row.headers for _, row in rows])
+            jsons = [each.json for each in decoded]
+            if not await worker.run(partial(_scan_rows, gathering, rows, start, scan, jsons)):
+                return
+            _pass(gathering, block, start, stop, stretch.end)
+            start = stop
+            if gathering.scanned >= scan.rows_max:
+                return
+
+
+def _cut(rows: list[tuple[int, Row]], stop: int) -> int:
+    """Leave out rows beyond the bytes of one step; returns where the next one begins."""
+    size_bytes = 0
+    for at, (number, row) in enumerate(rows):
+        size_bytes += len(row.value or b"")
+        if at and size_bytes > DECODED_BYTES_PER_STEP:
+            del rows[at:]
+            return number
+    return stop
 
 
 def _scan_blocks(
@@ -187,25 +238,37 @@ def _scan_blocks(
         while start < last:
             step = gathering.records_max if scan.wanted is None else ROWS_PER_STEP
             stop = min(last, start + step, start + scan.rows_max - gathering.scanned)
-            if not _scan_rows(gathering, block, start, stop, stretch.partition.index, scan, check):
+            rows = _rows(block, stretch.partition.index, start, stop, scan.now_ms)
+            if not _scan_rows(gathering, rows, start, scan, None, check):
                 return
-            following = block.next_offset if stop == block.count else block.offsets(stop, stop + 1)[0]
-            gathering.offset = max(gathering.offset, min(following, stretch.end))
-            gathering.scanned += stop - start
+            _pass(gathering, block, start, stop, stretch.end)
             start = stop
             if gathering.scanned >= scan.rows_max:
                 return
 
 
+def _pass(gathering: _Gathering, block: Block, start: int, stop: int, end: int) -> None:
+    """Note that the rows of a block from `start` to `stop` were looked at."""
+    following = block.next_offset if stop == block.count else block.offsets(stop, stop + 1)[0]
+    gathering.offset = max(gathering.offset, min(following, end))
+    gathering.scanned += stop - start
+
+
 def _scan_rows(
-    gathering: _Gathering, block: Block, start: int, stop: int, partition: int, scan: _Scan, check: Check
+    gathering: _Gathering,
+    rows: Iterable[tuple[int, Row]],
+    start: int,
+    scan: _Scan,
+    decoded: Sequence[bytes | None] | None,
+    check: Check,
 ) -> bool:
-    """Look through some rows of a block; returns whether the page wants more than these."""
-    for number, row in _rows(block, partition, start, stop, scan.now_ms):
+    """Look through rows of a block from `start` on; returns whether the page wants more than these."""
+    for at, (number, row) in enumerate(rows):
         if number % ROWS_PER_CHECK == 0:
             check()
         gathering.offset = row.offset + 1
-        if scan.wanted is None or scan.wanted.matches(row.key, row.value, check):
+        json = None if decoded is None else decoded[at]
+        if scan.wanted is None or scan.wanted.matches(row.key, row.value, row.headers, check, json):
             gathering.add(row)
         if gathering.full or (scan.wanted is not None and time.monotonic() > scan.deadline_s):
             gathering.scanned += number + 1 - start

@@ -187,8 +187,8 @@ async def _wanted(call: Call, text: str) -> Wanted:
     record_filter = await call.worker().run(lambda _: RecordFilter(text))
 
     def wanted(letter: Letter, check: Check) -> bool:
-        return record_filter.matches(letter.key, letter.value, check) or record_filter.matches(
-            None, letter.reason.encode(), check
+        return record_filter.matches(letter.key, letter.value, letter.headers, check) or record_filter.matches_text(
+            letter.reason.encode(), check
         )
 
     return wanted

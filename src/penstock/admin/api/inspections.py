@@ -37,6 +37,8 @@ class InspectionState(Reply, frozen=True):
     """Empty while it waits for a connection."""
     state: State
     """waiting for a connection; running; closed with the connection; full; stopped by somebody, or because nobody asked for a minute."""
+    more_streams: bool
+    """The connection has had more streams than the 256 that are decoded."""
 
 
 class FrameField(Reply, frozen=True):
@@ -80,7 +82,7 @@ async def list_connections(call: Call) -> list[ConnectionState]:
     errors=(InvalidRequest, EntryNotFound, LimitExceeded),
 )
 async def start_inspection(call: Call, body: NewInspection) -> InspectionState:
-    """Begin to note what a connection says: at most 4 MiB and 1,000 frames."""
+    """Begin to note what a connection says: at most 4 MiB, 1,000 frames and 256 streams."""
     principal = call.principal
     authorize(call.broker.access, principal, INSPECT.operation, BROKER)
     inspection = call.given.inspector.start(body.listener, body.peer, payloads=body.payloads)
@@ -114,7 +116,9 @@ async def stop_inspection(call: Call) -> None:
 
 
 def _state(inspection: Inspection) -> InspectionState:
-    return InspectionState(inspection.id, inspection.listener, inspection.peer, inspection.state)
+    return InspectionState(
+        inspection.id, inspection.listener, inspection.peer, inspection.state, inspection.more_streams
+    )
 
 
 def _frame(number: int, seen: Seen) -> InspectedFrame:

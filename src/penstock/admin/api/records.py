@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
@@ -58,7 +59,7 @@ class RecordsQuery(Request, frozen=True):
     positions: Annotated[str, msgspec.Meta(max_length=8192)] = ""
     """As in 0:17,1:4."""
     filter: str = ""
-    """Text, $.path or regular expression, as `penstock consume --filter` takes it."""
+    """Text, regular expression or conditions such as `$.customer.id = 42`, as `penstock consume --filter` takes it."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_RECORDS_MAX)] = 50
     cell_bytes: Annotated[int, msgspec.Meta(ge=0, le=CELL_BYTES_MAX)] = CELL_BYTES_DEFAULT
 
@@ -153,8 +154,17 @@ async def list_records(call: Call, query: RecordsQuery) -> RecordPage:
     """Return a page of records, from an offset, a time or saved positions on, or the latest."""
     topic = call.path["topic"]
     stretches = await _stretches(call, topic, query)
+    schemas = call.broker.schemas
     page = await read_page(
-        stretches, query.limit, query.filter, call.worker(), call.given.clock.now_ms(), newest=query.at == "latest"
+        stretches,
+        query.limit,
+        query.filter,
+        call.worker(),
+        call.given.clock.now_ms(),
+        newest=query.at == "latest",
+        decode=None
+        if schemas.bound_to(call.principal, topic) is None
+        else partial(schemas.decode, call.principal, topic),
     )
     ends = {each.partition.index: each.end for each in stretches}
     return RecordPage(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from penstock.admin.alerts import Severity
 from penstock.admin.api.table import Call, Reply, endpoint
-from penstock.broker.access.checks import BROKER, Declaration, Operation, ResourceKind, authorize
+from penstock.admin.figures import addresses
+from penstock.broker.access.checks import BROKER, Declaration, Operation, ResourceKind, authorize, is_allowed
 from penstock.broker.cluster import Cluster
 from penstock.stats import Histogram
 
@@ -16,6 +18,8 @@ READ_CONFIGURATION = Declaration(Operation.ADMIN, ResourceKind.BROKER)
 
 class ListenerState(Reply, frozen=True):
     name: str
+    address: str
+    """Where it listens; empty until it has started."""
     connections: int
     received_bytes: int
     sent_bytes: int
@@ -74,6 +78,16 @@ class Samples(Reply, frozen=True):
     """-1 if the log is not in files."""
 
 
+class AlertState(Reply, frozen=True):
+    name: str
+    """As in the suggested alerts for Prometheus."""
+    severity: Severity
+    summary: str
+    action: str
+    """What to do."""
+    since_ms: int
+
+
 class SettingState(Reply, frozen=True):
     name: str
     value: str
@@ -88,9 +102,11 @@ async def get_status(call: Call) -> Status:
     engine, readiness = sources.engine.stats, call.given.readiness()
     files = sources.engine.files
     disk = None if files is None else shutil.disk_usage(files.directory)
+    started = addresses(sources.listeners)
     listeners = [
         ListenerState(
             name,
+            started.get(name, ""),
             listener.stats.connections_open,
             listener.stats.bytes_in,
             listener.stats.bytes_out,
@@ -144,6 +160,19 @@ async def get_history(call: Call) -> Samples:
         list(history.sent_bytes),
         list(history.disk_free_bytes),
     )
+
+
+@endpoint("GET", "/alerts", asks=DESCRIBE_BROKER)
+async def list_alerts(call: Call) -> list[AlertState]:
+    """List what is wrong now: the suggested alerts that are on. Those about groups are for who may list groups."""
+    policy, principal = call.broker.access, call.principal
+    authorize(policy, principal, DESCRIBE_BROKER.operation, BROKER)
+    groups_shown = is_allowed(policy, principal, Operation.ADMIN, BROKER)
+    return [
+        AlertState(rule.name, rule.severity, summary, rule.action, since_ms)
+        for rule, summary, since_ms in call.given.alerts.on
+        if groups_shown or not rule.about_groups
+    ]
 
 
 @endpoint("GET", "/configuration", asks=READ_CONFIGURATION)

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
 
+from penstock.admin.alerts import Alerts
 from penstock.admin.api.logins import Caller, Logins
 from penstock.admin.figures import Sources
 from penstock.admin.history import History
@@ -58,6 +59,7 @@ class Surroundings:
     started_ms: int
     logins: Logins
     history: History
+    alerts: Alerts
     inspector: Inspector
 
 

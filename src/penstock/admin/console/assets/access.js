@@ -1,6 +1,6 @@
 // Access: users, roles, ACLs, API keys, the audit trail, and what one principal may do and why.
 
-import { api, get, post, query, remove } from "./api.js";
+import { api, get, post, query, remove, session } from "./api.js";
 import { ask, button, confirmName, copy, field, fill, h, head, moment, panel, segment, table, tabs, tag, toast } from "./dom.js";
 import { number, time } from "./format.js";
 
@@ -29,12 +29,20 @@ async function users(context) {
     const enabled = h("input", { type: "checkbox", checked: user.enabled });
     return ask(`Change ${user.name}`, [field("Roles", given), h("label", { class: "check" }, enabled, "May log in")], { submit: async () => { await api("PATCH", `/users/${segment(user.name)}`, { roles: words(given.value), enabled: enabled.checked }); await context.reload(); } });
   };
+  const setPassword = (user) => {
+    const password = h("input", { type: "password", autocomplete: "new-password", autofocus: true });
+    const current = h("input", { type: "password", autocomplete: "current-password" });
+    const own = session.state.principal === user.name;
+    return ask(`Set the password of ${user.name}`, [own ? field("Current password", current) : null, field("New password", password)], {
+      action: "Set", submit: async () => { await api("PUT", `/users/${segment(user.name)}/password`, { password: password.value, ...(own ? { current_password: current.value } : {}) }); toast(`The password of ${user.name} is set. Its sessions end.`); },
+    });
+  };
   return {
     actions: [button("Create user", create, "primary")],
     content: table([
-      ["user", (each) => each.name], ["roles", (each) => each.roles.map((role) => tag(role))], ["may log in", (each) => each.enabled ? tag("yes", "good") : tag("no", "bad")],
+      ["user", (each) => each.name], ["roles", (each) => each.roles.map((role) => tag(role))], ["may log in", (each) => each.enabled ? tag("yes", "good") : tag("no", "bad"), "wide"],
       ["created", (each) => time(each.created_ms), "nowrap wide"],
-      ["", (each) => h("div", { class: "actions" }, h("a", { href: `/console/access/rights?principal=${segment(each.name)}` }, "rights"), button("Change", () => edit(each)), button("Delete", () => confirmName(`Delete the user ${each.name}`, each.name, "Delete", async () => { await remove(`/users/${segment(each.name)}`); await context.reload(); }), "danger"))],
+      ["", (each) => h("div", { class: "actions" }, h("a", { href: `/console/access/rights?principal=${segment(each.name)}` }, "rights"), button("Change", () => edit(each)), button("Password", () => setPassword(each), "wide"), button("Delete", () => confirmName(`Delete the user ${each.name}`, each.name, "Delete", async () => { await remove(`/users/${segment(each.name)}`); await context.reload(); }), "danger"))],
     ], list, { caption: "Users", empty: "There is no user." }),
   };
 }
@@ -50,7 +58,7 @@ async function roles(context) {
   const drop = (role) => confirmName(`Delete the role ${role.name}`, role.name, "Delete", async () => { await remove(`/roles/${segment(role.name)}`); await context.reload(); });
   return {
     actions: [button("Set role", create, "primary")],
-    content: table([["role", (each) => each.name], ["permissions", (each) => each.permissions.map((name) => tag(name))], ["description", (each) => each.description, "wide"], ["", (each) => button("Delete", () => drop(each), "danger"), "num"]], list, { caption: "Roles" }),
+    content: table([["role", (each) => each.name], ["permissions", (each) => each.permissions.map((name) => tag(name))], ["description", (each) => each.description, "wide"], ["", (each) => each.built_in ? tag("built in") : button("Delete", () => drop(each), "danger"), "num"]], list, { caption: "Roles" }),
   };
 }
 
@@ -82,7 +90,7 @@ async function keys(context) {
   };
   return {
     actions: [button("Create key", create, "primary")],
-    content: table([["key", (each) => each.name], ["roles", (each) => each.roles.map((role) => tag(role))], ["created", (each) => time(each.created_ms), "nowrap"], ["by", (each) => each.created_by],
+    content: table([["key", (each) => each.name], ["roles", (each) => each.roles.map((role) => tag(role))], ["created", (each) => time(each.created_ms), "nowrap wide"], ["by", (each) => each.created_by, "wide"],
       ["", (each) => h("div", { class: "actions" }, h("a", { href: `/console/access/rights?principal=${segment(`key:${each.name}`)}` }, "rights"), button("Revoke", () => confirmName(`Revoke the key ${each.name}`, each.name, "Revoke", async () => { await remove(`/keys/${segment(each.name)}`); await context.reload(); }), "danger"))]], list, { caption: "API keys", empty: "There is no API key." }),
   };
 }
@@ -97,7 +105,7 @@ async function audit(context) {
     context.keep(wanted);
     const page = await get(`/audit${query({ ...wanted, limit: 200 })}`);
     fill(list, table([
-      ["time", (each) => moment(time(each.ts_ms)), "nowrap mono"], ["event", (each) => each.type], ["user", (each) => each.user || "–"], ["from", (each) => each.client_ip, "wide"], ["resource", (each) => each.resource],
+      ["time", (each) => moment(time(each.ts_ms)), "nowrap mono"], ["event", (each) => each.type], ["user", (each) => each.user || "–"], ["from", (each) => each.client_ip, "wide"], ["resource", (each) => each.resource, "breaks"],
       ["result", (each) => tag(each.result, each.result === "success" ? "good" : "bad")], ["details", (each) => Object.entries(each.details).map(([name, value]) => `${name}=${value}`).join(" "), "mono wide"],
     ], page.events, { caption: "Audit trail", empty: "No event matches." }), h("p", { class: "dim" }, `${number(page.total)} events match, the newest first.`));
   };

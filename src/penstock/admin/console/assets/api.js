@@ -1,6 +1,7 @@
 // The admin API. A refusal becomes an ApiError with the words of the broker.
 
 import { segment } from "./dom.js";
+import { asWritten } from "./format.js";
 
 export class ApiError extends Error {
   constructor(status, problem) {
@@ -11,10 +12,6 @@ export class ApiError extends Error {
 }
 
 export const session = { state: null, onLoggedOut: () => {} };
-
-// Numbers of decoded records that JavaScript would round or write differently keep their digits, where the browser can do that.
-const asWritten = (_, value, context) =>
-  (typeof value === "number" && JSON.rawJSON && context && String(value) !== context.source ? JSON.rawJSON(context.source) : value);
 
 export async function api(method, path, body, reviver) {
   const headers = {};

@@ -3,10 +3,12 @@
 import { get, post, query, remove, topicPath } from "./api.js";
 import { ask, button, confirmName, field, fill, h, head, link, moment, panel, segment, table, tag, toast } from "./dom.js";
 import { bytesOf, save, shownText } from "./downloads.js";
+import { conditionButton, filterInput } from "./filters.js";
 import { bytes, cell, hex, number, pretty, time } from "./format.js";
 import { pair } from "./topics.js";
 
 const HEX_BYTES_MAX = 64 * 1024;
+const LETTERS_MAX = 500;
 
 // An input for a key or value, in base64 if it is no text, and what of it is to be sent. What nobody touched is not, so that it stays as
 // it is byte by byte, whatever the browser makes of its line ends.
@@ -21,12 +23,27 @@ function part(name, cell, input) {
   };
 }
 
+// Headers as lines of name=value. Those that are no text, or have line ends or equals signs in their names, cannot be written so.
+function headerLines(letter) {
+  const plain = letter.headers.every((each) => each.value?.text != null && !/[\r\n]/.test(each.name + each.value.text) && !each.name.includes("="));
+  const input = h("textarea", { rows: "3", disabled: !plain, placeholder: plain ? "name=value, one a line" : "They are not all text, and stay as they are." });
+  input.value = plain ? letter.headers.map((each) => `${each.name}=${each.value.text}`).join("\n") : "";
+  const before = input.value;
+  const parsed = () => input.value.split("\n").filter(Boolean).map((line) => {
+    const at = line.indexOf("=");
+    if (at < 0) throw new Error(`Header ${line} has no value: write it as name=value.`);
+    return { name: line.slice(0, at), value: line.slice(at + 1) };
+  });
+  return { field: field("Headers", input), changed: () => (input.value === before ? {} : { headers: parsed() }) };
+}
+
 function editor(topic, letter, submit) {
   const key = part("key", letter.key, h("input", { autocomplete: "off", placeholder: "none" }));
   const value = part("value", letter.value, h("textarea", { rows: "12", autofocus: true }));
+  const headers = headerLines(letter);
   const none = h("input", { type: "checkbox", checked: letter.value === null });
-  const changed = () => ({ ...key.changed(), ...(none.checked ? { value: null } : { ...(letter.value === null ? { value: "" } : {}), ...value.changed() }) });
-  return ask(`Edit and replay to ${topic}`, [key.field, value.field, h("label", { class: "check" }, none, "No value (a tombstone)")], { action: "Replay", wide: true, submit: () => submit(changed()) });
+  const changed = () => ({ ...key.changed(), ...headers.changed(), ...(none.checked ? { value: null } : { ...(letter.value === null ? { value: "" } : {}), ...value.changed() }) });
+  return ask(`Edit and replay to ${topic}`, [key.field, value.field, headers.field, h("label", { class: "check" }, none, "No value (a tombstone)")], { action: "Replay", wide: true, submit: async () => submit(changed()) });
 }
 
 export async function deadLettersPage(context) {
@@ -43,10 +60,10 @@ export async function deadLettersPage(context) {
 
 export async function deadLetterPage(context) {
   const name = context.names.topic;
-  const letters = await get(topicPath(name, `/dead-letters${query({ limit: 500 })}`));
+  const letters = await get(topicPath(name, `/dead-letters${query({ limit: LETTERS_MAX })}`));
   const reasons = new Map();
   for (const each of letters) reasons.set(each.reason, (reasons.get(each.reason) ?? 0) + 1);
-  const filter = h("input", { type: "search", value: context.query.get("filter") ?? "", placeholder: "all, or text of the record or the reason", "data-search": true });
+  const filter = filterInput(context.query.get("filter") ?? "", "all; or text of the record or the reason; or $.customer.id = 42");
   const outcome = h("div", { "aria-live": "polite" });
   const detail = h("div", { "aria-live": "polite" });
   const replay = (body) => post(topicPath(name, "/dead-letters/replay"), body);
@@ -75,17 +92,18 @@ export async function deadLetterPage(context) {
     title: `Dead letters of ${name}`,
     content: [
       head(name, { crumbs: [["Dead letters", "/dead-letters"]], actions: [button("Purge", () => confirmName(`Delete the dead letters of ${name}`, name, "Purge", async () => { await remove(topicPath(name, "/dead-letters")); toast("Purged."); await context.go("/dead-letters"); }), "danger")] }),
-      h("p", {}, [...reasons].map(([reason, count]) => tag(`${reason || "no reason"}: ${number(count)}`, "warn"))),
-      panel(h("div", { class: "row" }, field("Replay those that match", filter, "grow"), button("Dry run", dryRun)), outcome),
+      h("p", { class: "row" }, [...reasons].map(([reason, count]) => button(`${reason || "no reason"}: ${number(count)}`, () => { filter.value = reason; return dryRun(); }, "tag warn", { title: "Count those with this reason in all dead letters" }))),
+      letters.length === LETTERS_MAX ? h("p", { class: "dim" }, `These are the oldest ${number(LETTERS_MAX)}; a replay takes all that match.`) : null,
+      panel(h("div", { class: "row" }, field("Replay those that match", filter, "grow filter"), conditionButton(filter, dryRun), button("Dry run", dryRun)), outcome),
       detail,
       table([
         ["failed", (each) => moment(time(each.failed_ms)), "nowrap mono"],
-        ["reason", (each) => each.reason],
-        ["attempts", (each) => number(each.attempts), "num"],
+        ["reason", (each) => each.reason, "reason"],
+        ["attempts", (each) => number(each.attempts), "num wide"],
         ["key", (each) => each.key === null ? "–" : cell(each.key), "key mono wide"],
         ["value", (each) => each.value === null ? tag("tombstone") : cell(each.value), "cut mono"],
         ["size", (each) => bytes(each.value?.size ?? 0), "num wide"],
-        ["", (each) => button("Replay", replayOne(each))],
+        ["", (each) => button("Replay", replayOne(each)), "wide"],
       ], letters, { open: inspect, caption: "Dead letters", empty: "Every dead letter was replayed." }),
     ],
   };

@@ -16,6 +16,8 @@ export function bytesOf(cell) {
   return Uint8Array.from(atob(cell.base64), (character) => character.charCodeAt(0));
 }
 
+export const base64Of = (text) => btoa(Array.from(new TextEncoder().encode(text), (byte) => String.fromCharCode(byte)).join(""));
+
 const member = (name, cell) => (cell?.base64 ? { [`${name}_base64`]: cell.base64 } : { [name]: cell?.text ?? null });
 
 function line(topic, record) {

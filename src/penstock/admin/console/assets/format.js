@@ -1,6 +1,7 @@
 // Numbers, sizes, times and bytes as people read them.
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const fine = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 2 });
 const short = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
 
 export const number = (value) => (value === null || value === undefined ? "–" : whole.format(value));
@@ -8,7 +9,7 @@ export const number = (value) => (value === null || value === undefined ? "–" 
 export function rate(value) {
   if (value >= 1e6) return `${short.format(value / 1e6)} M/s`;
   if (value >= 1e4) return `${short.format(value / 1e3)} k/s`;
-  return `${short.format(value)}/s`;
+  return `${(value && value < 1 ? fine : short).format(value)}/s`;
 }
 
 export function bytes(value) {
@@ -60,8 +61,13 @@ export function isJson(text) {
   try { JSON.parse(text); return true; } catch { return false; }
 }
 
+// Numbers of records that JavaScript would round or write differently keep their digits, where the browser can do that.
+export const asWritten = (_, value, context) =>
+  (typeof value === "number" && JSON.rawJSON && context && String(value) !== context.source ? JSON.rawJSON(context.source) : value);
+
+// JSON with line breaks. In a browser that cannot keep the digits of numbers it stays as it was written.
 export function pretty(text) {
-  try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
+  try { return JSON.rawJSON ? JSON.stringify(JSON.parse(text, asWritten), null, 2) : text; } catch { return text; }
 }
 
 // The value at a quantile of a histogram, as far as its bounds tell.

@@ -17,8 +17,8 @@ export async function groupsPage(context) {
     fill(content, h("h2", {}, "Consumer groups"), table([
       ["group", (each) => link(`/groups/${segment(each.name)}`, each.name)],
       ["topic", (each) => link(`/topics/${segment(each.topic)}`, each.topic)],
-      ["state", (each) => tag(each.state, each.members.length || each.sessions ? "good" : "")],
-      ["members", (each) => number(each.members.length + each.sessions), "num"],
+      ["state", (each) => tag(each.state, each.members.length || each.sessions ? "good" : ""), "wide"],
+      ["members", (each) => number(each.members.length + each.sessions), "num wide"],
       ["lag", (each) => number(each.lag), "num"],
       ["oldest unread", (each) => duration(each.lag_s), "num"],
     ], groups.filter(wanted), { open: (each) => context.go(`/groups/${segment(each.name)}`), caption: "Consumer groups", empty: "No group has committed an offset." }),
@@ -28,10 +28,10 @@ export async function groupsPage(context) {
       ["owner", (each) => each.owner, "wide"],
       ["lag", (each) => number(each.lag), "num"],
       ["oldest", (each) => duration(each.lag_s), "num"],
-      ["in flight", (each) => number(each.in_flight), "num"],
+      ["in flight", (each) => number(each.in_flight), "num wide"],
       ["redeliveries", (each) => number(each.redeliveries), "num wide"],
-      ["dead letters", (each) => number(each.dead_letters), "num"],
-      ["", (each) => button("Delete", () => destroy(context, each.name.replace(/^#/, ""), each.topic), "danger"), "num"],
+      ["dead letters", (each) => number(each.dead_letters), "num wide"],
+      ["", (each) => button("Delete", () => destroy(context, each.name.replace(/^#/, ""), each.topic), "danger"), "num wide"],
     ], subscriptions.filter(wanted), { caption: "Subscriptions", empty: "There is no subscription: BlipMQ, Fujin and Felix clients make them." }));
   };
   search.addEventListener("input", () => { context.keep({ search: search.value }); draw(); });
@@ -112,13 +112,13 @@ function inTopic(context, group, plots) {
     table([
       ["partition", (each) => each.partition],
       ["committed", (each) => number(each.committed), "num"],
-      ["high watermark", (each) => number(each.high_watermark), "num"],
+      ["high watermark", (each) => number(each.high_watermark), "num wide"],
       ["lag", (each) => number(each.lag), "num"],
       ["oldest unread", (each) => duration(each.lag_s), "num"],
-      ["member", (each) => each.owner || "–", "mono"],
+      ["member", (each) => each.owner || "–", "mono id"],
     ], group.partitions, { caption: `Partitions of ${group.topic}` }),
     group.members.length ? table([
-      ["member", (each) => each.id, "mono"],
+      ["member", (each) => each.id, "mono id"],
       ["instance", (each) => each.instance || "–"],
       ["principal", (each) => each.principal],
       ["last heartbeat", (each) => `${duration(each.silent_ms / 1000)} ago`, "num"],

@@ -23,7 +23,7 @@ export async function inspectorPage(context) {
       head("Protocol inspector", { actions: [button("Refresh", context.reload)] }),
       panel(h("div", { class: "row" }, field("The next connection of", listener), button("Inspect the next one", start(() => ({ listener: listener.value })), "primary"),
         h("label", { class: "check" }, payloads, "Show keys, values and headers")),
-      h("p", { class: "dim" }, "An inspection notes at most 4 MiB and 1,000 frames, and ends when nobody looks. Passwords, keys and tokens are never shown.")),
+      h("p", { class: "dim" }, "An inspection notes at most 4 MiB, 1,000 frames and the first 256 streams of a QUIC connection, and ends when nobody looks. Passwords, keys and tokens are never shown.")),
       inspections.length ? [h("h2", {}, "Inspections"), table([
         ["listener", (each) => link(`/inspector/${segment(each.id)}`, each.listener)],
         ["connection", (each) => each.peer || "–", "mono"],
@@ -57,7 +57,7 @@ export async function inspectionPage(context) {
   const draw = () => {
     const wanted = shown.value.toLowerCase();
     fill(list, table([
-      ["time", (each) => moment(time(each.at_ms)), "nowrap mono"],
+      ["time", (each) => moment(time(each.at_ms)), "nowrap mono wide"],
       ["", (each) => (each.direction === "received" ? tag("← client") : tag("→ client", "good")), "nowrap"],
       ["frame", (each) => each.name, "mono nowrap"],
       ["fields", inWords, "cut mono"],
@@ -67,7 +67,7 @@ export async function inspectionPage(context) {
   const ask = async () => {
     const answer = await get(`${path}${query({ after: frames.length })}`);
     if (!context.isCurrent()) return false;
-    fill(state, answer.inspection.listener, " ", h("span", { class: "mono" }, answer.inspection.peer || "the next connection"), " ", tag(...STATES[answer.inspection.state]), ` ${number(frames.length + answer.frames.length)} frames`);
+    fill(state, answer.inspection.listener, " ", h("span", { class: "mono" }, answer.inspection.peer || "the next connection"), " ", tag(...STATES[answer.inspection.state]), ` ${number(frames.length + answer.frames.length)} frames `, answer.inspection.more_streams ? tag("only the first 256 streams are shown", "warn") : null);
     if (answer.frames.length || !frames.length) {
       frames = [...frames, ...answer.frames];
       if (!list.contains(document.activeElement)) draw();

@@ -8,13 +8,13 @@ import { plot, ratesOf, spark } from "./plots.js";
 const INTERVAL_MS = 2000;
 const SAMPLES_MAX = 60;
 const PLOTS_MS = 10000;
-const DISK_S_MIN = 3 * 86400;
 
 export async function overviewPage(context) {
   const content = h("div");
   const plots = h("div", { class: "two" });
   const history = { records: [], bytes: [] };
   let before = null;
+  let alerts = [];
   let timer = 0;
   const step = async () => {
     try {
@@ -25,7 +25,7 @@ export async function overviewPage(context) {
         history[name].push(before ? Math.max(0, status[key] - before[key]) / seconds : 0);
         if (history[name].length > SAMPLES_MAX) history[name].shift();
       }
-      fill(content, view(status, before, seconds, history, plots));
+      fill(content, view(status, before, seconds, history, plots, alerts));
       before = status;
     } catch (error) {
       fill(content, head("Overview"), h("div", { class: "notice bad", role: "alert" }, error.message));
@@ -39,10 +39,11 @@ export async function overviewPage(context) {
     fill(plots, box("Records in", rates("appended_records"), rate), box("Bytes in", rates("appended_bytes"), (value) => `${bytes(value)}/s`),
       box("Received", rates("received_bytes"), (value) => `${bytes(value)}/s`), box("Sent", rates("sent_bytes"), (value) => `${bytes(value)}/s`));
   };
-  const plotsStep = async () => { await drawPlots().catch(() => {}); plotsTimer = setTimeout(plotsStep, PLOTS_MS); };
+  const loadAlerts = async () => { alerts = await get("/alerts"); };
+  const plotsStep = async () => { await Promise.all([drawPlots(), loadAlerts()]).catch(() => {}); plotsTimer = setTimeout(plotsStep, PLOTS_MS); };
   let plotsTimer = 0;
-  await step();
   await plotsStep();
+  await step();
   return { title: "Overview", content, stop: () => { clearTimeout(timer); clearTimeout(plotsTimer); } };
 }
 
@@ -52,13 +53,13 @@ const fullIn = (seconds) => (seconds === null ? "" : seconds > 365 * 86400 ? ", 
 const tile = (label, value, note, extra) =>
   h("div", { class: "tile" }, h("div", { class: "label" }, label), h("div", { class: "value" }, value), h("div", { class: "note" }, note), extra);
 
-function view(status, before, seconds, history, plots) {
+function view(status, before, seconds, history, plots, alerts) {
   const p99 = quantile(status.flush, 0.99);
   const lag = quantile(status.loop_lag, 0.99);
   const used = status.disk_total_bytes ? 1 - status.disk_free_bytes / status.disk_total_bytes : 0;
   return [
     head("Overview", { actions: [tag(status.ready ? "ready" : status.readiness.state === "ready" ? "degraded" : status.readiness.state, status.ready ? "good" : "bad")] }),
-    wrong(status, lag, used),
+    alerts.map((each) => h("div", { class: `notice ${each.severity === "critical" ? "bad" : ""}`, role: "alert" }, h("b", {}, each.summary), ` since ${time(each.since_ms)}. ${each.action}`)),
     h("div", { class: "grid" },
       tile("Records in", rate(history.records.at(-1)), `${number(status.appended_records)} since the start`, spark(history.records)),
       tile("Bytes in", `${bytes(history.bytes.at(-1))}/s`, `${bytes(status.appended_bytes)} since the start`, spark(history.bytes)),
@@ -71,6 +72,7 @@ function view(status, before, seconds, history, plots) {
     plots,
     table([
       ["listener", (each) => each.name],
+      ["address", (each) => each.address, "mono wide"],
       ["connections", (each) => number(each.connections), "num"],
       ["requests/s", (each) => (before ? rate(delta(each, before, "requests") / seconds) : "–"), "num"],
       ["in", (each) => (before ? `${bytes(delta(each, before, "received_bytes") / seconds)}/s` : "–"), "num"],
@@ -85,16 +87,4 @@ function view(status, before, seconds, history, plots) {
 function delta(listener, before, key) {
   const old = before.listeners.find((each) => each.name === listener.name);
   return Math.max(0, listener[key] - (old ? old[key] : 0));
-}
-
-// As the suggested alerts see it.
-function wrong(status, lag, used) {
-  const found = [];
-  for (const each of status.readiness.failed_partitions ?? []) found.push(`Partition ${each.partition} of ${each.topic} refuses writes: ${each.failure}`);
-  for (const each of status.readiness.failing_tasks ?? []) found.push(`The background task ${each.task} fails: ${each.failure}`);
-  if (status.commit_errors) found.push(`${number(status.commit_errors)} commits have failed since the start.`);
-  if (used > 0.9) found.push("The disk is more than 90 % full.");
-  if (status.disk_full_in_s !== null && status.disk_full_in_s < DISK_S_MIN) found.push(`The disk is full in ${duration(status.disk_full_in_s)} if the last hour goes on.`);
-  if (lag !== null && lag >= 0.25) found.push("The event loop lags by 250 ms or more.");
-  return found.map((text) => h("div", { class: "notice bad", role: "alert" }, text));
 }

@@ -79,7 +79,7 @@ export async function pipelinePage(context) {
       ["rejects", (each) => number(each.rejects), "num"],
       ["lag", (each) => number(each.lag), "num"],
       ["batches", (each) => number(each.batches), "num wide"],
-      ["last batch", (each) => each.batches ? duration(each.batch_ms / 1000) : "–", "num"],
+      ["last batch", (each) => each.batches ? duration(each.batch_ms / 1000) : "–", "num wide"],
     ], pipeline.stages, { caption: "Stages", empty: "The pipeline has reported no stage yet." }));
     drawPlots();
   };

@@ -2,13 +2,15 @@
 
 import { get, getRecords, post, query, topicPath } from "./api.js";
 import { ask, button, copy, field, fill, h, head, moment as when, segment, select, table, tag, toast } from "./dom.js";
-import { bytes, cell, hex, isJson, number, time } from "./format.js";
-import { bytesOf, save, saveRecords, shownText } from "./downloads.js";
+import { bytes, cell, hex, isJson, number, pretty, time } from "./format.js";
+import { base64Of, bytesOf, save, saveRecords, shownText } from "./downloads.js";
+import { conditionButton, filterInput } from "./filters.js";
 import { pair } from "./topics.js";
 
 const TAIL_MS = 1000;
 const TAIL_ROWS = 500;
 const HEX_BYTES_MAX = 64 * 1024;
+const FLYMQ_ADDRESS = "127.0.0.1:9092";
 const PLACES = [["latest", "Latest"], ["earliest", "Earliest"], ["offset", "Offset"], ["time", "Time"]];
 
 export async function recordsPage(context) {
@@ -19,13 +21,13 @@ export async function recordsPage(context) {
   const partition = select([["", "all"], ...topic.partitions.map((each) => [String(each.partition), each.partition])], given("partition"));
   const offset = h("input", { type: "number", min: "0", value: given("offset") });
   const moment = h("input", { type: "datetime-local", step: "0.001", value: given("time") });
-  const filter = h("input", { type: "search", placeholder: "text, $.path or regular expression", value: given("filter"), "data-search": true });
+  const filter = filterInput(given("filter"), "text, expression, or $.customer.id = 42 and $header.source = web");
   const limit = select([["20", "20"], ["50", "50"], ["100", "100"], ["500", "500"]], given("limit", "50"));
   const places = { offset: field("Offset", offset), time: field("Time", moment) };
   const list = h("div");
   const detail = h("div", { "aria-live": "polite" });
   const note = h("span", { class: "dim", role: "status" });
-  const state = { rows: [], next: "", tailing: false, timer: 0 };
+  const state = { rows: [], next: "", tailing: false, timer: 0, record: given("record") };
 
   const place = () => {
     const values = { at: at.value, partition: partition.value, filter: filter.value, limit: limit.value };
@@ -33,12 +35,23 @@ export async function recordsPage(context) {
     if (at.value === "time") values.time = moment.value;
     return values;
   };
+  const keep = () => context.keep({ ...place(), record: state.record });
+  const close = () => {
+    state.record = "";
+    keep();
+    fill(detail);
+    for (const row of list.querySelectorAll("tr[aria-selected]")) row.removeAttribute("aria-selected");
+  };
   const asked = ({ time: text, ...values }) => ({ ...values, ...(values.at === "time" ? { time_ms: text ? new Date(text).getTime() : 0 } : {}) });
   const load = async () => {
     stopTail();
     const values = place();
-    context.keep(values);
-    try { take(await getRecords(topicPath(name, `/records${query(asked(values))}`)), true); } catch (error) { fill(list, h("div", { class: "notice bad", role: "alert" }, error.message)); }
+    keep();
+    try { take(await getRecords(topicPath(name, `/records${query(asked(values))}`)), true); } catch (error) {
+      fill(note);
+      more.disabled = download.disabled = true;
+      fill(list, h("div", { class: "notice bad", role: "alert" }, error.message));
+    }
   };
   const take = (page, anew) => {
     if (!context.isCurrent()) return;
@@ -85,7 +98,7 @@ export async function recordsPage(context) {
     fill(list, table([
       ["time", (each) => when(time(each.timestamp_ms)), "nowrap mono"],
       ["partition", (each) => each.partition, "num wide"],
-      ["offset", (each) => each.offset, "num mono"],
+      ["offset", (each) => each.offset, "num mono wide"],
       ["key", (each) => each.key === null ? h("span", { class: "dim" }, "–") : cell(each.key), "key mono"],
       ["value", (each) => each.value === null ? tag("tombstone") : [each.fault ? tag("not as its schema", "warn") : null, inOneLine(each)], "cut mono"],
       ["size", (each) => bytes(each.value?.size ?? 0), "num wide"],
@@ -94,15 +107,25 @@ export async function recordsPage(context) {
   const openRecord = async (each, row) => {
     for (const other of list.querySelectorAll("tr[aria-selected]")) other.removeAttribute("aria-selected");
     row?.setAttribute("aria-selected", "true");
-    try { fill(detail, recordPanel(name, await getRecords(topicPath(name, `/partitions/${each.partition}/records/${each.offset}`)), () => fill(detail))); detail.scrollIntoView({ block: "nearest" }); } catch (error) { toast(error.message, "bad"); }
+    try {
+      const record = await getRecords(topicPath(name, `/partitions/${each.partition}/records/${each.offset}`));
+      const broker = await address();
+      if (!context.isCurrent()) return;
+      fill(detail, recordPanel(name, record, broker, close));
+      state.record = `${each.partition}:${each.offset}`;
+      keep();
+      detail.scrollIntoView({ block: "nearest" });
+    } catch (error) { toast(error.message, "bad"); }
   };
   const shown = () => { for (const [key, element] of Object.entries(places)) element.hidden = at.value !== key; };
   at.addEventListener("change", shown);
   shown();
   const form = h("form", { class: "row panel", onsubmit: (event) => { event.preventDefault(); load(); } },
-    field("Begin at", at), places.offset, places.time, field("Partition", partition), field("Filter", filter, "grow"), field("Records", limit),
+    field("Begin at", at), places.offset, places.time, field("Partition", partition), field("Filter", filter, "grow filter"), conditionButton(filter, load), field("Records", limit),
     h("button", { class: "primary" }, "Go"), tail);
   await load();
+  const [shownPartition, shownOffset] = state.record.split(":");
+  if (/^\d+:\d+$/.test(state.record)) await openRecord({ partition: shownPartition, offset: shownOffset });
   return {
     title: `Records of ${name}`, stop: stopTail,
     content: [head("Records", { crumbs: [["Topics", "/topics"], [name, `/topics/${segment(name)}`]], actions: [download, button("Produce", () => produce(name, load), "primary")] }),
@@ -110,21 +133,51 @@ export async function recordsPage(context) {
   };
 }
 
-// JSON is shown as it was written: numbers are not what they were once JavaScript has read them.
+// A value that is JSON is shown from its own text, whatever was decoded: that has all that was written.
 const isPlain = (record) => record.decoded === null || (record.value?.text !== null && isJson(record.value.text));
 const inOneLine = (record) => (isPlain(record) ? cell(record.value) : JSON.stringify(record.decoded));
 
 function shellQuote(text) { return `'${text.replaceAll("'", "'\\''")}'`; }
 
-function recordPanel(topic, record, close) {
+// Where programs find the broker, as far as the API says.
+async function address() {
+  try {
+    const found = (await get("/status")).listeners.find((each) => each.name === "flymq");
+    return found?.address ? found.address.replace(/^(0\.0\.0\.0|\[::\]|::)(?=:\d+$)/, location.hostname) : FLYMQ_ADDRESS;
+  } catch { return FLYMQ_ADDRESS; }
+}
+
+// How a value can be looked at, the best way first.
+function viewsOf(record) {
+  const { value } = record;
+  const data = () => hex(value.text === null ? value.base64 : base64Of(value.text), HEX_BYTES_MAX);
+  if (!isPlain(record)) return [["Decoded", () => JSON.stringify(record.decoded, null, 2)], ["Hex", data]];
+  if (value.text === null) return [["Hex", data]];
+  return [...(isJson(value.text) ? [["Formatted", () => pretty(value.text)]] : []), ["Text", () => value.text], ["Hex", data]];
+}
+
+function valueView(record) {
+  const content = h("pre", { tabindex: "0", "aria-label": "Value" });
+  if (record.value === null) return [h("h2", {}, "Value"), fill(content, "null (a tombstone)")];
+  const buttons = viewsOf(record).map(([name, text]) => {
+    const each = button(name, () => {
+      for (const other of buttons) other.setAttribute("aria-pressed", String(other === each));
+      fill(content, shownText(text()));
+    });
+    return each;
+  });
+  buttons[0].click();
+  return [h("div", { class: "row views" }, h("h2", {}, "Value"), buttons.length > 1 ? buttons : null), content];
+}
+
+function recordPanel(topic, record, broker, close) {
   const place = `--partition ${record.partition} --from ${record.offset} --max 1`;
   const codes = {
-    CLI: `penstock consume ${shellQuote(topic)} ${place}`,
-    Python: `import penstock\n\nwith penstock.connect("flymq://127.0.0.1:9092") as client:\n    [record] = client.fetch(${JSON.stringify(topic)}, ${record.partition}, ${record.offset}, max_records=1).records\n    print(record.key, record.value)\n`,
-    Spark: `record = (spark.read.format("penstock").option("subscribe", ${JSON.stringify(topic)}).load()\n    .where("partition = ${record.partition} AND offset = ${record.offset}"))\n`,
+    CLI: `penstock consume ${shellQuote(topic)} ${place} --server ${shellQuote(`flymq://${broker}`)}`,
+    Python: `import penstock\n\nwith penstock.connect("flymq://${broker}") as client:\n    [record] = client.fetch(${JSON.stringify(topic)}, ${record.partition}, ${record.offset}, max_records=1).records\n    print(record.key, record.value)\n`,
+    Spark: `record = (spark.read.format("penstock").option("penstock.bootstrap", "${broker}").option("subscribe", ${JSON.stringify(topic)}).load()\n    .where("partition = ${record.partition} AND offset = ${record.offset}"))\n`,
   };
   const value = record.value;
-  const shown = value === null ? null : isPlain(record) ? value.text : JSON.stringify(record.decoded, null, 2);
   return h("section", { class: "panel", "aria-label": "One record" },
     h("div", { class: "row" }, h("h2", { class: "grow" }, `Partition ${record.partition}, offset ${record.offset}`),
       Object.entries(codes).map(([name, code]) => button(`Copy as ${name}`, () => copy(code))),
@@ -132,8 +185,7 @@ function recordPanel(topic, record, close) {
     h("dl", {}, pair("time", time(record.timestamp_ms)), pair("key", record.key === null ? "none" : h("span", { class: "mono" }, cell(record.key))),
       pair("size", bytes(value?.size ?? 0)), record.schema ? pair("schema", record.schema) : null, record.fault ? pair("fault", h("span", { class: "bad" }, record.fault)) : null,
       record.headers.map((each) => pair(`header ${each.name}`, h("span", { class: "mono" }, cell(each.value))))),
-    h("h2", {}, isPlain(record) ? "Value" : "Value, decoded"),
-    h("pre", { tabindex: "0", "aria-label": "Value" }, value === null ? "null (a tombstone)" : shownText(shown ?? hex(value.base64, HEX_BYTES_MAX))));
+    valueView(record));
 }
 
 function produce(topic, done) {

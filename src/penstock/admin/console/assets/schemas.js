@@ -1,7 +1,7 @@
 // Schemas: versions, what changed between two, a draft checked before it is registered, and a record tried.
 
-import { get, post } from "./api.js";
-import { ask, button, field, fill, h, head, link, panel, segment, select, table, tag, toast } from "./dom.js";
+import { get, post, remove } from "./api.js";
+import { ask, button, confirmName, field, fill, h, head, link, panel, segment, select, table, tag, toast } from "./dom.js";
 import { pretty, time } from "./format.js";
 
 const TYPES = [["json", "JSON Schema"], ["avro", "Avro"], ["protobuf", "Protobuf"]];
@@ -16,7 +16,7 @@ export async function schemasPage(context) {
       ["schema", (each) => link(`/schemas/${segment(each.name)}`, each.name)],
       ["type", (each) => each.type],
       ["latest version", (each) => each.versions.at(-1), "num"],
-      ["versions", (each) => each.versions.length, "num"],
+      ["versions", (each) => each.versions.length, "num wide"],
       ["compatibility", (each) => each.compatibility],
       ["registered", (each) => time(each.created_ms), "nowrap wide"],
     ], schemas, { open: (each) => context.go(`/schemas/${segment(each.name)}`), caption: "Schemas", empty: "There is no schema yet. Register one." })],
@@ -44,10 +44,12 @@ export async function schemaPage(context) {
   const right = select(numbers, chosen("version", latest.version), { "aria-label": "Version" });
   const left = select([["", "nothing"], ...numbers], chosen("with", versions.length > 1 ? versions.at(-2).version : ""), { "aria-label": "Compare with" });
   const text = h("pre", { class: "diff", tabindex: "0", "aria-label": "Definition" });
+  const registered = h("p", { class: "dim" });
   const draw = () => {
     const find = (input) => versions.find((each) => String(each.version) === input.value);
     const [before, after] = [find(left), find(right)];
     context.keep({ version: right.value, with: left.value });
+    fill(registered, `Version ${after.version}, registered ${time(after.created_ms)}`);
     fill(text, before && before !== after ? diff(shown(before), shown(after)) : shown(after).split("\n").map((line) => h("span", {}, line || " ")));
   };
   for (const input of [left, right]) input.addEventListener("change", draw);
@@ -55,12 +57,20 @@ export async function schemaPage(context) {
   return {
     title: name,
     content: [
-      head(name, { crumbs: [["Schemas", "/schemas"]], actions: [tag(latest.type), tag(`compatibility ${latest.compatibility}`)] }),
+      head(name, { crumbs: [["Schemas", "/schemas"]], actions: [tag(latest.type), tag(`compatibility ${latest.compatibility}`), button("Delete", () => destroy(context, name), "danger")] }),
       h("div", { class: "two" },
-        h("section", { class: "panel" }, h("div", { class: "row" }, field("Show", right), field("compared with", left)), h("p", { class: "dim" }, `Registered ${time(latest.created_ms)}`), text),
+        h("section", { class: "panel" }, h("div", { class: "row" }, field("Show", right), field("compared with", left)), registered, text),
         h("div", {}, draft(context, name, latest), trial(name))),
     ],
   };
+}
+
+function destroy(context, name) {
+  return confirmName(`Delete every version of the schema ${name}`, name, "Delete the schema", async () => {
+    await remove(`/schemas/${segment(name)}`);
+    toast(`Schema ${name} deleted.`);
+    await context.go("/schemas");
+  });
 }
 
 function draft(context, name, latest) {

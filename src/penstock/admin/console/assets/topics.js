@@ -77,7 +77,7 @@ function create(context) {
 export async function topicPage(context) {
   const name = context.names.topic;
   const topic = await get(topicPath(name));
-  const readers = await get(`/groups${query({ topic: name })}`).then((page) => page.groups, () => null);
+  const readers = await readersOf(name).catch(() => null);
   const records = topic.partitions.reduce((sum, each) => sum + each.high_watermark - each.start_offset, 0);
   const change = (make) => () => make(context, topic);
   return {
@@ -94,15 +94,15 @@ export async function topicPage(context) {
           pair("schema", topic.schema ? link(`/schemas/${segment(topic.schema.split(":")[0])}`, topic.schema) : "none"),
           Object.entries(topic.settings).map(([key, value]) => pair(key, setting(key, value))), pair("id", h("span", { class: "mono" }, topic.id)))),
         h("div", {}, h("h2", {}, "Readers"), readers === null ? h("p", { class: "dim" }, "Listing groups needs the permission admin.") : table([
-          ["group", (each) => link(`/groups/${segment(each.name)}`, each.name)],
-          ["state", (each) => each.state],
+          ["reader", (each) => link(each.path, each.name)],
+          ["", (each) => each.state],
           ["lag", (each) => number(each.lag), "num"],
           ["oldest", (each) => duration(each.lag_s), "num"],
-        ], readers, { caption: "Groups that read this topic", empty: "No group reads this topic." }))),
+        ], readers, { caption: "Readers of this topic", empty: "No group or subscription reads this topic." }))),
       h("h2", {}, "Partitions"),
       table([
         ["partition", (each) => link(`/topics/${segment(name)}/records?partition=${each.partition}`, each.partition)],
-        ["log start offset", (each) => number(each.start_offset), "num"],
+        ["log start offset", (each) => number(each.start_offset), "num wide"],
         ["high watermark", (each) => number(each.high_watermark), "num"],
         ["records", (each) => number(each.high_watermark - each.start_offset), "num"],
         ["size", (each) => bytes(each.size_bytes), "num"],
@@ -110,6 +110,13 @@ export async function topicPage(context) {
       ], topic.partitions, { caption: "Partitions" }),
     ],
   };
+}
+
+// Groups by their members, subscriptions by what they have not acknowledged.
+async function readersOf(topic) {
+  const [{ groups }, { subscriptions }] = [await get(`/groups${query({ topic })}`), await get(`/subscriptions${query({ topic })}`)];
+  return [...groups.map((each) => ({ ...each, path: `/groups/${segment(each.name)}` })),
+    ...subscriptions.map((each) => ({ ...each, path: `/subscriptions/${segment(topic)}/${segment(each.name)}`, state: `subscription, ${number(each.in_flight)} in flight` }))];
 }
 
 export const pair = (name, value) => [h("dt", {}, name), h("dd", {}, value)];

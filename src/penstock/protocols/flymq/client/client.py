@@ -310,8 +310,8 @@ class AsyncFlyMQClient(TcpClient[Replies]):
 
         A server that is not Penstock returns keys and values only: no headers, no timestamps, and empty values for tombstones.
 
-        The broker applies `filter`: text found in value or key (any case), a regular expression, or `$.path` for JSON values that
-        have such a member.
+        The broker applies `filter`: text found in value or key (any case), a regular expression, or conditions on JSON members, key
+        and headers, such as `$.customer.id = 42 and $header.source = web`.
         """
         return (await self.fetch_encoded(topic, partition, offset, max_records, filter)).decode()
 

@@ -366,7 +366,8 @@ def _scan(
         start = block.index_of(gathering.next_offset)
         stop = min(block.count, start + scanned_max - scanned)
         offsets, keys, values = block.offsets(start, stop), block.keys(start, stop), block.values(start, stop)
-        rows, looked_at = select(wanted, keys, values, gathering.records_left, out_of_time, check)
+        headers = block.headers(start, stop)
+        rows, looked_at = select(wanted, keys, values, headers, gathering.records_left, out_of_time, check)
         scanned += looked_at
         visible = visible_rows(block, start, stop, gathering.now_ms)
         if visible is not None:

@@ -264,8 +264,8 @@ async def _wanted(caller: Caller, target: op.ReplayFilter) -> Wanted:
     record_filter = await caller.worker.run(lambda _: RecordFilter(target.filter))
 
     def wanted(letter: DeadLetter, check: Check) -> bool:
-        return record_filter.matches(letter.key, letter.value, check) or record_filter.matches(
-            None, letter.reason.encode(), check
+        return record_filter.matches(letter.key, letter.value, letter.headers, check) or record_filter.matches_text(
+            letter.reason.encode(), check
         )
 
     return wanted

@@ -1,0 +1,136 @@
+"""The suggested alerts, evaluated by the broker: each rule is Prometheus's, and holds for as long before it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.admin import alerts, history
+from penstock.admin.alerts import RULES, Alerts, Window
+from penstock.background import Background
+from penstock.broker.access.checks import SYSTEM
+from penstock.broker.pipelines import Report, Stage
+from tests.admin.api.asking import LOGIN_REQUIRED, Asking, asking, new_key, on_loop
+
+SUGGESTED = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yaml"
+MINUTE_MS = 60_000
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
+    monkeypatch.setattr(history, "FIRST_AFTER_S", None)  # samples are taken by the tests
+    with asking() as found:
+        yield found
+
+
+def alerts_of(ask: Asking) -> Alerts:
+    admin = ask.broker.server.admin
+    assert admin is not None
+    return admin._alerts
+
+
+def evaluate(ask: Asking, *minutes: float) -> list[Any]:
+    """Sample, and evaluate as if it were so many minutes after the epoch."""
+    alerts_of(ask).history.on_sampled = lambda now_ms: None
+
+    async def evaluating() -> None:
+        await alerts_of(ask).history.sample()
+        for each in minutes:
+            alerts_of(ask).evaluate(int(each * MINUTE_MS))
+
+    on_loop(ask.broker, evaluating())
+    return list(ask.ok("GET", "/alerts"))
+
+
+def test_the_rules_are_those_that_are_suggested_for_prometheus() -> None:
+    suggested = {
+        rule["alert"]: rule for group in yaml.safe_load(SUGGESTED.read_text())["groups"] for rule in group["rules"]
+    }
+    assert set(suggested) - {rule.name for rule in RULES} == {"PenstockDown"}
+    for rule in RULES:
+        wanted = suggested[rule.name]
+        assert rule.severity == wanted["labels"]["severity"]
+        assert rule.for_s == 60 * int(str(wanted.get("for", "0m")).removesuffix("m"))
+        assert wanted["annotations"]["action"].startswith(rule.action.removesuffix("."))
+
+
+def test_a_broker_that_is_well_has_no_alerts(ask: Asking) -> None:
+    assert evaluate(ask, 1, 20, 60) == []
+
+
+def test_an_alert_is_on_once_it_has_held_for_its_time(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerts, "LAG_S_MAX", -1.0)  # so that every group is late
+    ask.ok("POST", "/topics", {"name": "orders"})
+    ask.ok("POST", "/groups/billing/reset", {"topic": "orders", "to": "earliest"})
+    assert evaluate(ask, 0, 9.9) == []
+    [alert] = evaluate(ask, 10)
+    assert (alert["name"], alert["severity"]) == ("PenstockConsumerLag", "warning")
+    assert "Group billing is 0 min behind in orders" in alert["summary"]
+    assert alert["since_ms"] == 0
+    assert alert["action"].startswith("Look at the group's consumers")
+    monkeypatch.setattr(alerts, "LAG_S_MAX", 300.0)
+    assert evaluate(ask, 11) == []
+    monkeypatch.setattr(alerts, "LAG_S_MAX", -1.0)
+    assert evaluate(ask, 12, 21.9) == []  # it begins anew
+    assert len(evaluate(ask, 22)) == 1
+
+
+def test_each_rule_finds_what_it_is_for(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerts, "UNSETTLED_MAX", 2)
+    server = ask.broker.server
+    sources = alerts_of(ask).sources
+    ask.ok("POST", "/topics", {"name": "orders"})
+    on_loop(ask.broker, server.broker.subscriptions.subscribe(SYSTEM, "orders", 1, name="mailer"))
+    ask.ok("POST", "/topics/orders/records", {"records": [{"value": "x"}] * 3})
+    evaluate(ask, 0)
+    stages = [Stage("bronze", "failed", 0, 0, 0, 0, 0)]
+    on_loop(ask.broker, server.broker.pipelines.report(SYSTEM, "shop", Report("r", 1, "failed", "", stages)))
+    sources.engine.stats.corrupt_blocks += 2
+    for _ in range(100_000):
+        sources.loop_lag.observe(0.4)
+        sources.engine.stats.flush_seconds.observe(0.2)
+    monkeypatch.setattr(alerts_of(ask).history, "disk_full_in_s", lambda: 7200.0)
+    monkeypatch.setattr(Background, "failing", property(lambda self: {"sweep": "no space"}))
+    found = {each["name"]: each["summary"] for each in evaluate(ask, 1, 31)}
+    assert found == {
+        "PenstockCorruptBlocks": "Blocks with wrong checksums were read in the last hour: 2",
+        "PenstockDiskFillsUp": "The disk is full in 2 hours if the last hour goes on",
+        "PenstockBackgroundTaskFails": "Background task sweep fails: no space",
+        "PenstockSubscriptionLag": "Subscription mailer has 3 unsettled records in orders",
+        "PenstockSlowDisk": "One flush in a hundred takes over 100 ms",
+        "PenstockEventLoopLag": "The event loop is over 100 ms late",
+        "PenstockPipelineDown": "Pipeline shop reports no run",
+    }
+
+
+def test_only_who_may_list_groups_hears_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "FIRST_AFTER_S", None)
+    monkeypatch.setattr(alerts, "LAG_S_MAX", -1.0)
+    with asking(listeners=LOGIN_REQUIRED) as nobody:
+        admin = nobody.with_key(new_key(nobody.broker, "root", "admin"))
+        reader = nobody.with_key(new_key(nobody.broker, "reader", "consumer"))
+        admin.ok("POST", "/topics", {"name": "orders"})
+        admin.ok("POST", "/groups/billing/reset", {"topic": "orders", "to": "earliest"})
+        assert [each["name"] for each in evaluate(admin, 0, 11)] == ["PenstockConsumerLag"]
+        assert reader.ok("GET", "/alerts") == []
+        assert nobody("GET", "/alerts").status == 401
+
+
+def test_every_sample_is_evaluated(ask: Asking) -> None:
+    for blocks in (0, 1):
+        alerts_of(ask).sources.engine.stats.corrupt_blocks += blocks
+        on_loop(ask.broker, alerts_of(ask).history.sample())
+    [alert] = ask.ok("GET", "/alerts")
+    assert (alert["name"], alert["severity"]) == ("PenstockCorruptBlocks", "critical")
+
+
+def test_a_window_tells_how_much_was_added_in_it() -> None:
+    window = Window(20.0)
+    assert window.grown() == []
+    for count in (1, 5, 6, 9):
+        window.add([count, 0])
+    assert window.grown() == [4, 0]
