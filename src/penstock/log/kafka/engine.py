@@ -209,9 +209,8 @@ class KafkaEngine(Engine):
     async def _look_at_lead(self) -> None:
         """Begin to lead, or cease to, if that was decided."""
         assert self._membership is not None
-        if (
-            self._membership.lost is not None
-        ):  # perhaps before it began to lead: no other way leads back among the nodes
+        # It may be lost before it began to lead, and nothing else would bring it back among the nodes.
+        if self._membership.lost is not None:
             self._sender.fence(f"this node does not lead any more: {self._membership.lost}")
         elif not self._leads and self._membership.leads:
             await self._begin_to_lead()
