@@ -53,8 +53,10 @@ def at(chromium: Browser, running: RunningBroker, path: str = "", **options: obj
         "console", lambda message: wrong.append(message.text) if "Content Security Policy" in message.text else None
     )
     page.goto(f"http://{running.addresses['admin']}{PREFIX}{path}")
-    yield page
-    context.close()
+    try:
+        yield page
+    finally:
+        context.close()
     assert wrong == []
 
 
