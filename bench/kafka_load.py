@@ -42,7 +42,7 @@ class KafkaJob(msgspec.Struct, frozen=True, kw_only=True):
     warm_up_s: float = 0.5
     seconds: float = 2.0
     read_records: int = 0
-    """If set, so many records are read from partition 0, and nothing is written."""
+    """If set, read this many records from partition 0 instead of writing."""
     server_pid: int
 
 

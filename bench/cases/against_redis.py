@@ -8,6 +8,7 @@ import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bench.dialects import RecordLost
 from bench.load import Job, LoadResult
@@ -29,11 +30,9 @@ class Shape:
         return f"{payload}, {self.connections} {noun}, {self.in_flight} in flight each"
 
 
-def broker_round(plan: Plan, broker: Broker, durability: str, shape: Shape, number: int) -> LoadResult:
-    topic = f"produce-{number}"
-    with broker.client() as client:
-        client.create_topic(topic, 1, durability=durability)
-    job = Job(
+def broker_job(broker: Broker, topic: str, shape: Shape, **more: Any) -> Job:
+    """The load of a shape on a topic; `more` are further fields of the job."""
+    return Job(
         side="flymq",
         host=HOST,
         port=broker.port,
@@ -41,10 +40,16 @@ def broker_round(plan: Plan, broker: Broker, durability: str, shape: Shape, numb
         payload_bytes=shape.payload_bytes,
         connections=shape.connections,
         in_flight=shape.in_flight,
-        seconds=plan.seconds,
         server_pid=broker.pid,
+        **more,
     )
-    result = run_load(job)
+
+
+def broker_round(plan: Plan, broker: Broker, durability: str, shape: Shape, number: int) -> LoadResult:
+    topic = f"produce-{number}"
+    with broker.client() as client:
+        client.create_topic(topic, 1, durability=durability)
+    result = run_load(broker_job(broker, topic, shape, seconds=plan.seconds))
     check_held(broker, topic, result.acknowledged)
     with broker.client() as client:
         client.delete_topic(topic)

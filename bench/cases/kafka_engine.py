@@ -1,7 +1,7 @@
 """A broker with its log in Kafka beside clients that speak to the same Kafka themselves.
 
-The broker is loaded by the same raw sockets as with its own log. Next to a rate stands what a record costs in processor time: of the
-broker, of Kafka behind it, and of Kafka and its client without the broker.
+The load generator is the one of the other cases. The note of each row has the CPU time per record: of the broker and the Kafka behind it,
+and of each direct client and its Kafka.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.cases.against_redis import Shape
+from bench.cases.against_redis import Shape, broker_job
 from bench.kafka import Kafka
 from bench.kafka_load import KafkaJob
-from bench.load import Job, LoadResult, cpu_seconds
+from bench.load import LoadResult, cpu_seconds
 from bench.processes import HOST, Broker, check_held, run_load, run_program
 from bench.reader import ReadJob, ReadResult
 from bench.rounds import Plan, Row, amount, compared, interleave
@@ -56,20 +56,8 @@ def _write(plan: Plan, kafka: Kafka, broker: Broker, shape: Shape, partitions: i
 
     def ours(number: int) -> _Round:
         topic = _topic(broker, "ours", shape, number, partitions)
-        job = Job(
-            side="flymq",
-            host=HOST,
-            port=broker.port,
-            name=topic,
-            payload_bytes=shape.payload_bytes,
-            connections=shape.connections,
-            in_flight=shape.in_flight,
-            partitions=tuple(range(partitions)),
-            seconds=plan.seconds,
-            server_pid=broker.pid,
-        )
         before = cpu_seconds(kafka.pid)
-        result = run_load(job)
+        result = run_load(broker_job(broker, topic, shape, partitions=tuple(range(partitions)), seconds=plan.seconds))
         spent_s = cpu_seconds(kafka.pid) - before
         check_held(broker, topic, result.acknowledged)
         return _Round(
@@ -108,19 +96,9 @@ def _topic(broker: Broker, side: str, shape: Shape, number: int, partitions: int
 def _read(plan: Plan, kafka: Kafka, broker: Broker) -> Row:
     records = plan.volume(READ_RECORDS, READ_RECORDS_QUICK)
     plan.say(f"kafka engine: fetch, {records:,} records of {READ_BYTES} B")
-    topic = _topic(broker, "read", Shape(READ_BYTES, 4, 500), 0, 1)
-    load = Job(
-        side="flymq",
-        host=HOST,
-        port=broker.port,
-        name=topic,
-        payload_bytes=READ_BYTES,
-        connections=4,
-        in_flight=500,
-        warm_up_s=0,
-        records=records,
-        server_pid=broker.pid,
-    )
+    shape = Shape(READ_BYTES, 4, 500)
+    topic = _topic(broker, "read", shape, 0, 1)
+    load = broker_job(broker, topic, shape, warm_up_s=0, records=records)
     check_held(broker, topic, run_load(load).acknowledged)
 
     def ours(_: int) -> _Round:

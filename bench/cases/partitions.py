@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.cases.against_redis import Shape
-from bench.load import Job, LoadResult
-from bench.processes import HOST, Broker, check_held, run_load
+from bench.cases.against_redis import Shape, broker_job
+from bench.load import LoadResult
+from bench.processes import Broker, check_held, run_load
 from bench.rounds import Plan, Row, compared, interleave
 
 PARTITIONS = 64
@@ -70,18 +70,8 @@ def _side(plan: Plan, broker: Broker, spread: Spread) -> Callable[[int], _Round]
             client.create_topic(topic, spread.partitions, durability="fsync")
         before = broker.metrics()
         result = run_load(
-            Job(
-                side="flymq",
-                host=HOST,
-                port=broker.port,
-                name=topic,
-                payload_bytes=SHAPE.payload_bytes,
-                connections=SHAPE.connections,
-                in_flight=SHAPE.in_flight,
-                seconds=plan.seconds,
-                partitions=spread.named,
-                run_length=spread.run_length,
-                server_pid=broker.pid,
+            broker_job(
+                broker, topic, SHAPE, seconds=plan.seconds, partitions=spread.named, run_length=spread.run_length
             )
         )
         after = broker.metrics()

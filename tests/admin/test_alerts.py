@@ -98,7 +98,7 @@ def test_each_rule_finds_what_it_is_for(ask: Asking, monkeypatch: pytest.MonkeyP
     found = {each["name"]: each["summary"] for each in evaluate(ask, 1, 31)}
     assert found == {
         "PenstockCorruptBlocks": "Blocks with wrong checksums were read in the last hour: 2",
-        "PenstockDiskFillsUp": "The disk is full in 2 hours if the last hour goes on",
+        "PenstockDiskFillsUp": "At the rate of the last hour, the disk will be full in 2 hours",
         "PenstockBackgroundTaskFails": "Background task sweep fails: no space",
         "PenstockSubscriptionLag": "Subscription mailer has 3 unsettled records in orders",
         "PenstockSlowDisk": "One flush in a hundred takes over 100 ms",

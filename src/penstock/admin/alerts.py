@@ -108,7 +108,7 @@ def _cannot_write(alerts: Alerts) -> Iterator[Finding]:
 def _disk_fills_up(alerts: Alerts) -> Iterator[Finding]:
     left_s = alerts.history.disk_full_in_s()
     if left_s is not None and left_s < DISK_S_MIN:
-        yield Finding("", f"The disk is full in {left_s / 3600:.0f} hours if the last hour goes on")
+        yield Finding("", f"At the rate of the last hour, the disk will be full in {left_s / 3600:.0f} hours")
 
 
 def _task_fails(alerts: Alerts) -> Iterator[Finding]:
@@ -254,7 +254,7 @@ RULES: Final = (
         "PenstockPipelineDown",
         "warning",
         10 * MINUTE_S,
-        "Start it again: penstock pipeline run. It goes on where it stopped.",
+        "Restart it with penstock pipeline run: it resumes where it stopped.",
         _pipeline_down,
     ),
 )

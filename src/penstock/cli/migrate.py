@@ -191,7 +191,7 @@ def _place(config: Config) -> str:
 
 
 def _is_running(config: Config) -> bool:
-    """Whether a broker runs on a data directory. On Kafka whoever finishes fences it, and refuses to if there are several."""
+    """Whether a broker runs on a data directory. On Kafka, finishing fences a running node, and is refused while several run."""
     from penstock.errors import DataDirectoryInUse
     from penstock.log.embedded.manifest import holding
 

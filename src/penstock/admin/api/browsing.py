@@ -113,7 +113,7 @@ async def read_page(
     newest: bool,
     decode: Decode | None = None,
 ) -> Page:
-    """Return at most so many records of some stretches: the first ones of each, or the last if `newest`.
+    """Return up to `records_max` records of some stretches: the first of each, or the last if `newest`.
 
     With `decode`, paths of a filter are looked for in what values are decoded to.
     """
@@ -248,7 +248,7 @@ def _scan_blocks(
 
 
 def _pass(gathering: _Gathering, block: Block, start: int, stop: int, end: int) -> None:
-    """Note that the rows of a block from `start` to `stop` were looked at."""
+    """Advance past the rows `start` to `stop` of a block, which were scanned."""
     following = block.next_offset if stop == block.count else block.offsets(stop, stop + 1)[0]
     gathering.offset = max(gathering.offset, min(following, end))
     gathering.scanned += stop - start

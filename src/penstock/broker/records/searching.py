@@ -28,7 +28,7 @@ PATH_TEXT_BYTES_MAX = 4 << 20
 """Larger values have no paths: skipping over JSON takes about 3 ns a byte."""
 PATH_STEPS_MAX = 64
 PATH_INDEX_MAX = 99
-"""Of an array element. Elements before it are looked at one by one."""
+"""The highest index of an array element: those before it are skipped one by one."""
 WINDOW_BYTES = 256 << 10
 """Of a value that are searched for text at a time; a window of non-ASCII text takes about 2 ms."""
 _TOO_COMPLEX = "filter is too complex: use a simpler expression, with smaller repetition counts"
