@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
-from bench.cases.against_redis import Shape
-from bench.load import Job
+from bench.cases.against_redis import Shape, broker_job
 from bench.processes import HOST, Broker, check_held, run_load, run_program
 from bench.reader import FETCH_RECORDS, ReadJob, ReadResult
 from bench.rounds import Plan, Row, alone, interleave
@@ -33,19 +33,8 @@ def measure(plan: Plan) -> list[Row]:
 def _write(broker: Broker, topic: str, payload_bytes: int, records: int) -> None:
     with broker.client() as client:
         client.create_topic(topic, 1, durability="none")
-    job = Job(
-        side="flymq",
-        host=HOST,
-        port=broker.port,
-        name=topic,
-        payload_bytes=payload_bytes,
-        connections=WRITING.connections,
-        in_flight=WRITING.in_flight,
-        warm_up_s=0,
-        records=records,
-        server_pid=broker.pid,
-    )
-    result = run_load(job)
+    shape = replace(WRITING, payload_bytes=payload_bytes)
+    result = run_load(broker_job(broker, topic, shape, warm_up_s=0, records=records))
     check_held(broker, topic, result.acknowledged)
 
 
