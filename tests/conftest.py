@@ -17,7 +17,9 @@ from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
+from tests.distribution import ReplacingLoadFile
 from tests.engines import ENGINES, Choice, can_run, forget_logs
 
 # A machine that is busy is no fault: nothing here may fail because it took long. The examples are the same in every run, so that a change
@@ -54,6 +56,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     Choice.engine = config.getoption("--engine")
     Choice.seed = config.getoption("--engine-seed")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ReplacingLoadFile | None:
+    return ReplacingLoadFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_runtest_teardown() -> None:

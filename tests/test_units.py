@@ -154,6 +154,8 @@ def test_an_address_is_host_and_port(written: str, host: str, port: int) -> None
         ("[nonsense]:9092", "has no IPv6 address between its brackets"),
         ("flymq://h:1", "is ambiguous"),
         ("a b:1", "is not an address"),
+        (f"{'x' * 64}.org:1", "has a name that no host can have: write 1 to 63 characters between its dots"),
+        ("a..b:1", "has a name that no host can have"),
     ],
 )
 def test_what_is_no_address_is_refused_with_the_right_form(written: str, why: str) -> None:

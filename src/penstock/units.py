@@ -177,6 +177,12 @@ def parse_address(text: str) -> Address:
         raise ValueError(f'{text!r} is ambiguous: put brackets around an IPv6 address, as in "[{host}]:{port}"')
     elif any(c.isspace() or c in "/@[]" for c in host):
         raise ValueError(f'{text!r} is not an address: write host:port, as in "127.0.0.1:9092"')
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError(
+            f"{text!r} has a name that no host can have: write 1 to 63 characters between its dots, or an IP address"
+        ) from None
     return Address(host, int(port))
 
 
