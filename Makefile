@@ -172,9 +172,9 @@ hostile: $(SETUP_DONE) ## what a thousand hostile peers cost a broker in memory 
 	@$(BIN)/python -m tests.crash.hostile
 
 .PHONY: torture-cluster
-torture-cluster: $(SETUP_DONE) ## three brokers of Kafka and three nodes, killed and frozen under load (ROUNDS=12)
+torture-cluster: $(SETUP_DONE) ## three brokers of Kafka and three nodes, killed, frozen and cut off under load (ROUNDS=14)
 	@scripts/install-kafka
-	@$(BIN)/python -m tests.crash.cluster_faults --rounds $(or $(ROUNDS),12)
+	@$(BIN)/python -m tests.crash.cluster_faults --rounds $(or $(ROUNDS),14)
 
 .PHONY: soak
 soak: $(SETUP_DONE) ## MINUTES=10 of mixed load: memory and descriptors must not grow

@@ -80,12 +80,13 @@ class Kafka:
         light: bool = False,
         settings: Mapping[str, str] | None = None,
         secured: Mapping[str, str] | None = None,
+        relayed: Mapping[str, str] | None = None,
         node: int = 1,
         controllers: Mapping[int, int] | None = None,
     ) -> None:
         """`partitions` is how many a topic gets. `settings` are added to those of the broker; `secured` are further listeners by name,
-        each with its security protocol. `controllers` are the ports of a cluster's controllers by node; one of them is this `node`, and
-        somebody has to wait until the cluster is ready."""
+        each with its security protocol, and `relayed` such without any, each with the address that clients are told. `controllers` are
+        the ports of a cluster's controllers by node; one of them is this `node`, and somebody has to wait until the cluster is ready."""
         self._class_path = str(_jars("broker")[0].parent / "*")
         self._java = str(find_java(os.environ) / "bin" / "java")
         self._flags = LIGHT_JVM_FLAGS if light else JVM_FLAGS
@@ -93,14 +94,15 @@ class Kafka:
         self._log = directory / "kafka.log"
         self.port = free_port()
         self._settings = directory / "server.properties"
-        self.addresses = {name: f"{HOST}:{free_port()}" for name in secured or ()}
+        relayed = relayed or {}
+        further = {**(secured or {}), **dict.fromkeys(relayed, "PLAINTEXT")}
+        self.addresses = {name: f"{HOST}:{free_port()}" for name in further}
         """Of the further listeners, by name."""
         self._node = node
         properties = _properties(directory / "data", self.port, node, controllers or {node: free_port()}, partitions)
-        for name, protocol in (secured or {}).items():
-            address = f",{name}://{self.addresses[name]}"
-            properties["listeners"] += address
-            properties["advertised.listeners"] += address
+        for name, protocol in further.items():
+            properties["listeners"] += f",{name}://{self.addresses[name]}"
+            properties["advertised.listeners"] += f",{name}://{relayed.get(name, self.addresses[name])}"
             properties["listener.security.protocol.map"] += f",{name}:{protocol}"
         lines = [f"{name}={value}\n" for name, value in (properties | dict(settings or {})).items()]
         self._settings.write_text("".join(lines))
@@ -197,7 +199,16 @@ class Kafka:
 class KafkaCluster:
     """Brokers that replicate each other's partitions. A write needs all but one of them."""
 
-    def __init__(self, directory: Path, brokers: int, *, light: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        brokers: int,
+        *,
+        light: bool = False,
+        relayed: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> None:
+        """`relayed` are further listeners of each broker, by its number: their names and the addresses that clients are told."""
+        relayed = relayed or {}
         controllers = {node: free_port() for node in range(1, brokers + 1)}
         replicated = {
             "default.replication.factor": str(brokers),
@@ -207,7 +218,15 @@ class KafkaCluster:
             "min.insync.replicas": str(brokers - 1),
         }
         self.brokers = [
-            Kafka(directory / f"kafka{node}", 1, light=light, settings=replicated, node=node, controllers=controllers)
+            Kafka(
+                directory / f"kafka{node}",
+                1,
+                light=light,
+                settings=replicated,
+                relayed=relayed.get(node),
+                node=node,
+                controllers=controllers,
+            )
             for node in controllers
         ]
         try:

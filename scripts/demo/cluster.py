@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -60,7 +60,7 @@ def main() -> None:
             raise SystemExit(f"the demo runs Kafka: {missing}") from None
         narrator.say(f"ready after {narrator.seconds:.0f} s: {', '.join(kafka.bootstrap)}")
         narrator.step("Three nodes", "Each speaks five protocols. They keep nothing: the log is in Kafka.")
-        nodes = [running.enter_context(node) for node in make_nodes(directory, kafka.bootstrap)]
+        nodes = [running.enter_context(node) for node in make_nodes(directory, dict.fromkeys(NODES, kafka.bootstrap))]
         show_nodes(narrator, nodes)
         show_matrix(narrator, nodes)
         channels = send_while_parts_fail(narrator, kafka, nodes)
@@ -70,8 +70,11 @@ def main() -> None:
     narrator.say("docs/kafka.md says how to set up a cluster, and docs/migrate.md how to move a broker's log to it")
 
 
-def make_nodes(directory: Path, bootstrap: Sequence[str]) -> list[BrokerProcess]:
-    """Nodes that differ by their name only. QUIC clients may have their TLS connection with any of them, so all have one certificate."""
+def make_nodes(directory: Path, bootstrap: Mapping[str, Sequence[str]]) -> list[BrokerProcess]:
+    """Nodes that differ only by their name and the addresses of Kafka that each is given.
+
+    QUIC clients may have their TLS connection with any of them, so all have one certificate.
+    """
     made = own_certificate(directory, SystemClock())
     nodes = []
     for name in NODES:
@@ -84,7 +87,7 @@ def make_nodes(directory: Path, bootstrap: Sequence[str]) -> list[BrokerProcess]
         for protocol in ("fujin", "felix"):
             listeners = listeners.replace(f"[listeners.{protocol}]\n", f"[listeners.{protocol}]\n{tls}")
         config = (
-            f'engine = "kafka"\n\n[kafka]\nbootstrap = {list(bootstrap)}\nreplication = {BROKERS}\n\n'
+            f'engine = "kafka"\n\n[kafka]\nbootstrap = {list(bootstrap[name])}\nreplication = {BROKERS}\n\n'
             f'[cluster]\nbind = "127.0.0.1:0"\nnode = "{name}"\nsecret = "the secret of the demo"\n\n{listeners}'
         )
         nodes.append(BrokerProcess(data_dir, config=config, start_s_max=120.0))

@@ -1,12 +1,13 @@
 """Kill and freeze parts of a cluster, three brokers of Kafka and three nodes, under a load over all protocols.
 
-    python -m tests.crash.cluster_faults --rounds 12
+    python -m tests.crash.cluster_faults --rounds 14
 
 Five channels send numbered values over the five protocols, and a sixth sends transactions over FlyMQ. In each round one part fails: a
-broker of Kafka is killed, the node that leads is killed, one that follows is killed, or the node that leads is stopped (SIGSTOP) until
-another has taken its place, and continued. The part is back before the next round. A round ends when every channel has been answered since
-the fault; how long that took is printed. At the end every acknowledged value must be there, twice only if its sender sent it again, and
-every transaction as a whole. Ends with 1 otherwise.
+broker of Kafka is killed, at random or the one that coordinates the transactions of the nodes; the node that leads is killed, or one that
+follows; the node that leads is stopped (SIGSTOP) until another has taken its place, and continued; the network between it and Kafka is cut
+for as long; or that of one that follows, for a while. The part is back before the next round. A round ends when every channel has been
+answered since the fault; how long that took is printed. At the end every acknowledged value must be there, twice only if its sender sent it
+again, and every transaction as a whole. Ends with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -20,15 +21,21 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from confluent_kafka.admin import AdminClient
+
 from bench.kafka import KafkaCluster
+from bench.processes import HOST, free_port
+from penstock.clients.loop_thread import LoopThread
+from penstock.log.kafka.lock import NODE_ID
 from penstock.testing.process import BrokerProcess
 from scripts.demo.cluster import (
     BROKERS,
     CHUNK,
+    NODES,
     PARTITIONS,
     Channel,
     acknowledged,
@@ -40,8 +47,11 @@ from scripts.demo.cluster import (
 )
 from scripts.demo.intake import TOPIC
 from scripts.demo.speakers import SPEAKERS, FlyMQ, Speaker
+from tests.crash.relay import Relay
 
-FROZEN_S_MAX = 60.0
+REPLACED_S_MAX = 60.0
+CUT_S = 15.0
+"""How long a node that follows is cut off: longer than any request to Kafka waits for its answer."""
 ROUND_S_MAX = 180.0
 TRANSACTION = b"transaction "
 
@@ -62,14 +72,79 @@ def numbered(prefix: bytes, over: threading.Event) -> Iterator[Sequence[tuple[by
         yield [(b"key", prefix + b"%d-%d" % (chunk, number)) for number in range(CHUNK)]
 
 
+class Links:
+    """The network between nodes and brokers of Kafka: a relay for each pair, which a broker tells its node as the broker's own address."""
+
+    def __init__(self) -> None:
+        self._thread = LoopThread("relays")
+        self._relays: dict[str, list[Relay]] = {node: [] for node in NODES}
+        self._ports = {broker: {node: free_port() for node in NODES} for broker in range(1, BROKERS + 1)}
+
+    @property
+    def listeners(self) -> dict[int, dict[str, str]]:
+        """By broker: the names of its listeners and what clients are told to be their addresses."""
+        return {
+            broker: {node.upper(): f"{HOST}:{port}" for node, port in ports.items()}
+            for broker, ports in self._ports.items()
+        }
+
+    @property
+    def bootstrap(self) -> dict[str, list[str]]:
+        """By node: where it finds the brokers."""
+        return {node: [f"{HOST}:{ports[node]}" for ports in self._ports.values()] for node in NODES}
+
+    def open(self, kafka: KafkaCluster) -> None:
+        for broker, ports in zip(kafka.brokers, self._ports.values(), strict=True):
+            for node, port in ports.items():
+                relay = Relay(HOST, int(broker.addresses[node.upper()].rpartition(":")[2]))
+                self._thread.run(relay.start(port))
+                self._relays[node].append(relay)
+
+    def cut(self, node: str) -> None:
+        for relay in self._relays[node]:
+            self._thread.run(relay.hold())
+
+    def mend(self, node: str) -> None:
+        for relay in self._relays[node]:
+            self._thread.run(relay.release())
+
+    def close(self) -> None:
+        for relay in itertools.chain.from_iterable(self._relays.values()):
+            self._thread.run(relay.close())
+        self._thread.close()
+
+
 class Faults:
-    def __init__(self, kafka: KafkaCluster, nodes: Sequence[BrokerProcess], random_: random.Random) -> None:
+    def __init__(
+        self, kafka: KafkaCluster, nodes: Sequence[BrokerProcess], links: Links, random_: random.Random
+    ) -> None:
         self._kafka = kafka
         self._nodes = nodes
+        self._links = links
         self._random = random_
+
+    @property
+    def all(self) -> Sequence[Callable[[], None]]:
+        return (
+            self.kafka_broker_killed,
+            self.leading_node_killed,
+            self.following_node_killed,
+            self.leading_node_frozen,
+            self.transaction_coordinator_killed,
+            self.leading_node_cut_off,
+            self.following_node_cut_off,
+        )
 
     def kafka_broker_killed(self) -> None:
         broker = self._random.choice(self._kafka.brokers)
+        broker.kill()
+        broker.start()
+
+    def transaction_coordinator_killed(self) -> None:
+        topic = "__transaction_state"
+        admin = AdminClient({"bootstrap.servers": ",".join(self._kafka.bootstrap)})
+        partitions = admin.list_topics(topic, timeout=REPLACED_S_MAX).topics[topic].partitions
+        broker = self._kafka.brokers[partitions[_java_hash(NODE_ID) % len(partitions)].leader - 1]
         broker.kill()
         broker.start()
 
@@ -79,24 +154,53 @@ class Faults:
         leader.start()
 
     def following_node_killed(self) -> None:
-        leader = leader_of(self._nodes)
-        node = self._random.choice([node for node in self._nodes if node is not leader])
+        node = self._following()
         node.kill9()
         node.start()
 
     def leading_node_frozen(self) -> None:
         frozen = leader_of(self._nodes)
-        others = [node for node in self._nodes if node is not frozen]
         frozen.pause()
         try:
-            deadline = time.monotonic() + FROZEN_S_MAX
-            with others[0].connect() as client:
-                while client.access.cluster_status().leader in {frozen.data_dir.name, ""}:
-                    if time.monotonic() > deadline:
-                        raise RuntimeError(f"nobody took the place of a frozen node within {FROZEN_S_MAX:g} s")
-                    time.sleep(0.1)
+            self._await_other_than(frozen)
         finally:
             frozen.resume()
+
+    def leading_node_cut_off(self) -> None:
+        leader = leader_of(self._nodes)
+        self._links.cut(leader.data_dir.name)
+        try:
+            self._await_other_than(leader)
+        finally:
+            self._links.mend(leader.data_dir.name)
+
+    def following_node_cut_off(self) -> None:
+        node = self._following()
+        self._links.cut(node.data_dir.name)
+        time.sleep(CUT_S)
+        self._links.mend(node.data_dir.name)
+
+    def _following(self) -> BrokerProcess:
+        leader = leader_of(self._nodes)
+        return self._random.choice([node for node in self._nodes if node is not leader])
+
+    def _await_other_than(self, former: BrokerProcess) -> None:
+        """Wait until another node leads, as the others see it."""
+        other = next(node for node in self._nodes if node is not former)
+        deadline = time.monotonic() + REPLACED_S_MAX
+        with other.connect() as client:
+            while client.access.cluster_status().leader in {former.data_dir.name, ""}:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"nobody took the place of {former.data_dir.name} within {REPLACED_S_MAX:g} s")
+                time.sleep(0.1)
+
+
+def _java_hash(text: str) -> int:
+    """What Kafka chooses a transactional id's partition by."""
+    value = 0
+    for character in text:
+        value = (31 * value + ord(character)) & 0xFFFFFFFF
+    return value & 0x7FFFFFFF
 
 
 def wait_for_answers(channels: Sequence[Channel], since: dict[Channel, int]) -> None:
@@ -115,8 +219,11 @@ def run(rounds: int, seed: int) -> int:
     over = threading.Event()
     recovered: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="penstock-faults-") as name, ExitStack() as running:
-        kafka = running.enter_context(KafkaCluster(Path(name) / "kafka", BROKERS, light=True))
-        nodes = [running.enter_context(node) for node in make_nodes(Path(name), kafka.bootstrap)]
+        links = Links()
+        kafka = running.enter_context(KafkaCluster(Path(name) / "kafka", BROKERS, light=True, relayed=links.listeners))
+        links.open(kafka)
+        running.callback(links.close)
+        nodes = [running.enter_context(node) for node in make_nodes(Path(name), links.bootstrap)]
         with nodes[0].connect() as client:
             client.create_topic(TOPIC, PARTITIONS)
         kinds: list[tuple[type[Speaker], bytes]] = [(kind, kind.name.encode() + b" ") for kind in SPEAKERS]
@@ -125,14 +232,9 @@ def run(rounds: int, seed: int) -> int:
         for channel in channels:
             channel.start()
         wait_for_answers(channels, dict.fromkeys(channels, 0))
-        faults = Faults(kafka, nodes, chance)
+        faults = Faults(kafka, nodes, links, chance).all
         for number in range(rounds):
-            fault = (
-                faults.kafka_broker_killed,
-                faults.leading_node_killed,
-                faults.following_node_killed,
-                faults.leading_node_frozen,
-            )[number % 4]
+            fault = faults[number % len(faults)]
             at = time.monotonic()
             failing = threading.Thread(target=fault, daemon=True)
             failing.start()
@@ -179,7 +281,7 @@ def torn_transactions(stored: Counter[bytes]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=14)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     arguments = parser.parse_args()
     _say(f"seed {arguments.seed}")

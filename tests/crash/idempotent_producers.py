@@ -27,6 +27,7 @@ from penstock.clients.retry import RetryPolicy
 from penstock.errors import PenstockError
 from penstock.protocols.flymq.client.client import AsyncFlyMQClient
 from penstock.testing.process import BrokerProcess
+from tests.crash.relay import Relay
 
 TOPICS = {"single": 1, "spread": 3}
 ROUND_S_MAX = 90.0
@@ -35,71 +36,8 @@ BROKER_EVERY = 4
 PAUSE_S_MAX = 0.05
 SILENCE_S_MAX = 0.03
 """How long answers are kept back before connections are cut."""
-READ_BYTES = 64 << 10
 REASONS_SHOWN_MAX = 10
 OPTIONS = ClientOptions(retry=RetryPolicy(attempts_max=1000, elapsed_s_max=60.0, delay_s_max=0.1))
-
-
-class Relay:
-    """Passes bytes between clients and the broker, until it cuts all connections."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = host, port
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._conversations: set[asyncio.Task[None]] = set()
-        self._silent = False
-        self.cuts = 0
-
-    async def start(self) -> str:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        return f"flymq://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def cut(self, silence_s: float) -> None:
-        """Keep answers back for a while, then reset every connection."""
-        self._silent = True
-        await asyncio.sleep(silence_s)
-        self._abort()
-        self._silent = False
-        self.cuts += 1
-
-    async def close(self) -> None:
-        self._server.close()
-        self._abort()
-        await asyncio.gather(*self._conversations)
-        await self._server.wait_closed()
-
-    def _abort(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        conversation = asyncio.create_task(self._converse(reader, writer))
-        self._conversations.add(conversation)
-        conversation.add_done_callback(self._conversations.discard)
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._writers |= {writer, upstream_writer}
-        await asyncio.gather(
-            self._pass(reader, upstream_writer, answers=False), self._pass(upstream_reader, writer, answers=True)
-        )
-        self._writers -= {writer, upstream_writer}
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
-        try:
-            while data := await reader.read(READ_BYTES):
-                if answers and self._silent:
-                    break
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        if not (answers and self._silent):
-            writer.transport.abort()
 
 
 class Place(NamedTuple):
@@ -195,7 +133,7 @@ async def run(
                 await client.create_topic(topic, partitions)
         host, _, port = broker.address.rpartition(":")
         relay = Relay(host, int(port))
-        url = await relay.start()
+        url = f"flymq://{await relay.start()}"
         producers = [
             Producer(name, write)
             for name, write in (("singles", write_singles), ("keyed", write_keyed), ("headers", write_with_headers))
