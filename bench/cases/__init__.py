@@ -19,6 +19,7 @@ from bench.cases import (
     latency,
     logins,
     nats,
+    nodes,
     one_in_flight,
     partitions,
     produce,
@@ -56,5 +57,6 @@ CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "logins": logins.measure,
     "arrow": arrow.measure,
     "kafka-engine": kafka_engine.measure,
+    "nodes": nodes.measure,
     "spark": spark.measure,
 }
