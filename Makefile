@@ -176,6 +176,11 @@ torture-cluster: $(SETUP_DONE) ## three brokers of Kafka and three nodes, killed
 	@scripts/install-kafka
 	@$(BIN)/python -m tests.crash.cluster_faults --rounds $(or $(ROUNDS),14)
 
+.PHONY: torture-migration
+torture-migration: $(SETUP_DONE) ## a log is moved to Kafka and back under load, the command killed (RECORDS=1000000 KILLS=3)
+	@scripts/install-kafka
+	@$(BIN)/python -m tests.crash.migration --records $(or $(RECORDS),1000000) --kills $(or $(KILLS),3)
+
 .PHONY: soak
 soak: $(SETUP_DONE) ## MINUTES=10 of mixed load: memory and descriptors must not grow
 	@$(BIN)/python -m tests.crash.soak --minutes $(or $(MINUTES),10)
