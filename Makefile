@@ -125,12 +125,14 @@ test-cluster: $(SETUP_DONE) ## Spark on a cluster, executors and workers killed
 	@$(BIN)/python -m tests.crash.spark_cluster --rounds 5
 
 .PHONY: torture-spark
-torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record once (25 min)
-	@$(BIN)/python -m tests.crash.spark_torture --kills 200
+torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record once (25 min; ENGINE=kafka for a log in Kafka)
+	@[ "$(ENGINE)" != kafka ] || scripts/install-kafka
+	@$(BIN)/python -m tests.crash.spark_torture --kills $(or $(KILLS),200) --engine $(or $(ENGINE),embedded)
 
 .PHONY: torture-pipeline
 torture-pipeline: $(SETUP_DONE) ## the same for pipelines: each record once in each table (60 min)
-	@$(BIN)/python -m tests.crash.pipeline_torture --kills 200
+	@[ "$(ENGINE)" != kafka ] || scripts/install-kafka
+	@$(BIN)/python -m tests.crash.pipeline_torture --kills $(or $(KILLS),200) --engine $(or $(ENGINE),embedded)
 
 .PHONY: torture-log
 torture-log: $(SETUP_DONE) ## end the log at every operation of its disk (10 min)

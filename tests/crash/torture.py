@@ -13,11 +13,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+from bench.kafka import Kafka
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError
@@ -31,6 +32,9 @@ PROGRESS_S_MAX = 240.0
 LOOK_S = 0.05
 ANSWER_S_MAX = 120.0
 MINUTES_MAX = 120.0
+START_S_MAX = 120.0
+KAFKA_WEIGHT = 10
+"""Of the broker of Kafka, where there is one, as with `Torture.WEIGHTS`."""
 # The virtual machine, and those that have done their work when a query has begun.
 NOT_WORKERS = ("java", "lookup_data_sources", "create_data_source", "plan_data_source_read")
 MakeRecord = Callable[[int], tuple[bytes | None, bytes | None]]
@@ -149,11 +153,15 @@ class Torture(ABC):
     FED: ClassVar[Mapping[str, MakeRecord]]
     """Topics, and what is written to them by number."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, kafka: Kafka | None = None) -> None:
+        """With `kafka`, the broker has its log there, and it is killed too."""
         self._chance = random.Random(seed)
         self._seed = seed
         self._directory = directory
-        self._broker = BrokerProcess(directory / "data")
+        self._kafka = kafka
+        self._weights = {**self.WEIGHTS, **({"kafka": KAFKA_WEIGHT} if kafka is not None else {})}
+        config = "" if kafka is None else f'engine = "kafka"\n\n[kafka]\nbootstrap = ["{kafka.bootstrap}"]\n'
+        self._broker = BrokerProcess(directory / "data", config=config, start_s_max=START_S_MAX)
         self._broker.start()
         self._create_topics()
         self._spark = self._driver()
@@ -197,12 +205,17 @@ class Torture(ABC):
         """Wait until something has arrived since the last round, then do something; returns what it was."""
         self._wait_for_more()
         time.sleep(self._chance.uniform(0, 0.4))  # the moment is the thing that varies
-        kind = kind or self._chance.choices(list(self.WEIGHTS), list(self.WEIGHTS.values()))[0]
+        kind = kind or self._chance.choices(list(self._weights), list(self._weights.values()))[0]
         match kind:
             case "broker":
                 self._broker.kill9()
                 self._broker.start()
                 return "broker killed"
+            case "kafka":
+                assert self._kafka is not None
+                self._kafka.kill()
+                self._kafka.start()
+                return "kafka killed"
             case "worker":
                 return self._spark.kill_worker(self._chance)
             case "driver":
@@ -228,16 +241,23 @@ class Torture(ABC):
             time.sleep(LOOK_S)
 
     def _end(self, topic: str) -> int:
+        """Return where a topic ends, all partitions together: with gaps between its offsets, more than its records."""
         with self._broker.connect() as client:
             return sum(partition.next_offset for partition in client.describe_topic(topic).partitions)
 
+    def _values(self, topic: str) -> list[bytes]:
+        with self._broker.connect() as client:
+            return [record.value or b"" for record in client.records(topic)]
 
-def torture(kind: type[Torture], directory: Path, seed: int, kills: int, minutes: float) -> bool:
+
+def torture(
+    kind: type[Torture], directory: Path, seed: int, kills: int, minutes: float, kafka: Kafka | None = None
+) -> bool:
     """Return whether every record arrived once."""
     deeds, verdicts = Deeds(), dict[str, Verdict]()
     began_s = time.monotonic()
     try:
-        with kind(directory, seed) as running:
+        with kind(directory, seed, kafka) as running:
             while deeds.kills_and_replays < kills and time.monotonic() - began_s < minutes * 60:
                 done = running.round()
                 deeds.add(done)
@@ -260,12 +280,16 @@ def main(kind: type[Torture], description: str) -> int:
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200, help="kills, faults, repeated batches and rebuilds")
     parser.add_argument("--minutes", type=float, default=MINUTES_MAX, help="after which no other is begun")
+    parser.add_argument("--engine", choices=("embedded", "kafka"), default="embedded", help="of the broker's log")
     parser.add_argument("--seed", type=int, default=None)
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     _say(f"seed {seed}")
     directory = Path(tempfile.mkdtemp(prefix="penstock-torture-"))
-    if not torture(kind, directory, seed, given.kills, given.minutes):
+    with ExitStack() as running:
+        kafka = running.enter_context(Kafka(directory / "kafka", 1)) if given.engine == "kafka" else None
+        flawless = torture(kind, directory, seed, given.kills, given.minutes, kafka)
+    if not flawless:
         _say(f"FAILED: its files are in {directory}")
         return 1
     shutil.rmtree(directory)
