@@ -20,8 +20,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from bench.kafka import KafkaCluster
@@ -59,44 +61,72 @@ def numbered(prefix: bytes, over: threading.Event) -> Iterator[Sequence[tuple[by
     for chunk in itertools.count():
         if over.is_set():
             return
-        yield [(b"key", prefix + b"%d-%d" % (chunk, number)) for number in range(CHUNK)]
+        yield [(b"key %d" % number, prefix + b"%d-%d" % (chunk, number)) for number in range(CHUNK)]
+
+
+Repair = Callable[[], None]
 
 
 class Faults:
+    """Each makes one part fail, and returns what brings it back."""
+
     def __init__(self, kafka: KafkaCluster, nodes: Sequence[BrokerProcess], random_: random.Random) -> None:
         self._kafka = kafka
         self._nodes = nodes
         self._random = random_
 
-    def kafka_broker_killed(self) -> None:
+    def kafka_broker_killed(self) -> Repair:
         broker = self._random.choice(self._kafka.brokers)
         broker.kill()
-        broker.start()
+        return broker.start
 
-    def leading_node_killed(self) -> None:
-        leader = leader_of(self._nodes)
-        leader.kill9()
-        leader.start()
+    def leading_node_killed(self) -> Repair:
+        return _killed(leader_of(self._nodes))
 
-    def following_node_killed(self) -> None:
+    def following_node_killed(self) -> Repair:
         leader = leader_of(self._nodes)
-        node = self._random.choice([node for node in self._nodes if node is not leader])
-        node.kill9()
+        return _killed(self._random.choice([node for node in self._nodes if node is not leader]))
+
+    def leading_node_frozen(self) -> Repair:
+        frozen = leader_of(self._nodes)
+        other = next(node for node in self._nodes if node is not frozen)
+        frozen.pause()
+        return partial(_continue_once_replaced, frozen, other)
+
+
+def _killed(node: BrokerProcess) -> Repair:
+    node.kill9()
+
+    def start() -> None:
         node.start()
 
-    def leading_node_frozen(self) -> None:
-        frozen = leader_of(self._nodes)
-        others = [node for node in self._nodes if node is not frozen]
-        frozen.pause()
-        try:
-            deadline = time.monotonic() + FROZEN_S_MAX
-            with others[0].connect() as client:
-                while client.access.cluster_status().leader in {frozen.data_dir.name, ""}:
-                    if time.monotonic() > deadline:
-                        raise RuntimeError(f"nobody took the place of a frozen node within {FROZEN_S_MAX:g} s")
-                    time.sleep(0.1)
-        finally:
-            frozen.resume()
+    return start
+
+
+def _continue_once_replaced(frozen: BrokerProcess, other: BrokerProcess) -> None:
+    try:
+        deadline = time.monotonic() + FROZEN_S_MAX
+        with other.connect() as client:
+            while client.access.cluster_status().leader in {frozen.data_dir.name, ""}:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"nobody took the place of a frozen node within {FROZEN_S_MAX:g} s")
+                time.sleep(0.1)
+    finally:
+        frozen.resume()
+
+
+def play_round(fault: Callable[[], Repair], channels: Sequence[Channel]) -> float:
+    """Let a part fail and bring it back; returns how long it took until every channel was answered. Raises if one of these fails."""
+    repair = fault()
+    at = time.monotonic()
+    with ThreadPoolExecutor(1) as threads:
+        # What was under way when it happened may be answered yet: the chunk after it is not.
+        since = {channel: len(channel.acknowledged) + CHUNK for channel in channels}
+        repaired = threads.submit(repair)
+        wait_for_answers(channels, since)
+        seconds = time.monotonic() - at
+        repaired.result()
+    return seconds
 
 
 def wait_for_answers(channels: Sequence[Channel], since: dict[Channel, int]) -> None:
@@ -133,14 +163,7 @@ def run(rounds: int, seed: int) -> int:
                 faults.following_node_killed,
                 faults.leading_node_frozen,
             )[number % 4]
-            at = time.monotonic()
-            failing = threading.Thread(target=fault, daemon=True)
-            failing.start()
-            time.sleep(0.2)
-            # What was under way when it happened may be answered yet: the chunk after it is not.
-            wait_for_answers(channels, {channel: len(channel.acknowledged) + CHUNK for channel in channels})
-            seconds = time.monotonic() - at
-            failing.join()
+            seconds = play_round(fault, channels)
             recovered.setdefault(fault.__name__, []).append(seconds)
             _say(f"round {number + 1}: {fault.__name__}, all channels answered after {seconds:.1f} s")
         over.set()

@@ -25,7 +25,15 @@ ORDER = {
 }
 VALUE = json.dumps(ORDER).encode()
 HEADERS = encode_headers(
-    [("source", b"web"), ("source", b"shop"), ("retries", b"3"), ("empty", None), ("my name", b"x"), ("raw", b"\xff"), ("urgent", b"true")]
+    [
+        ("source", b"web"),
+        ("source", b"shop"),
+        ("retries", b"3"),
+        ("empty", None),
+        ("my name", b"x"),
+        ("raw", b"\xff"),
+        ("urgent", b"true"),
+    ]
 )
 HOLDS = [
     "$.customer.id = 42",

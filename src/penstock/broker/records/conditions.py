@@ -8,8 +8,9 @@
     value      = a JSON string, number, true, false or null, or a word, which is text
 
 A field that a record does not have satisfies `missing` and nothing else. A number is compared with a number, true and false with a truth
-value, also with those that a key, value or header has as text, and text with text: nothing else is converted. `contains` looks for text, whatever its case, and `matches` for a
-regular expression; of JSON that is not a string they see the JSON. If several headers have the name, one of them suffices.
+value, also with those that a key, value or header has as text, and text with text: nothing else is converted. `contains` looks for text,
+whatever its case, and `matches` for a regular expression; of JSON that is not a string they see the JSON. If several headers have the
+name, one of them suffices.
 
 Everything begins with a dollar sign and a field, so that filters which are plain text stay what they are.
 """
