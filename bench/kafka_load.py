@@ -13,7 +13,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import msgspec
@@ -27,6 +27,10 @@ from bench.reader import FETCH_RECORDS, ReadResult, measured
 
 BATCH_BYTES = 1 << 20
 """Of one partition, in a request: larger than the defaults of both clients, so that none of them waits for small requests."""
+LINGERING_IN_FLIGHT_MIN = 1_000
+"""confluent-kafka waits 5 ms for more records to join a batch, which with few in flight is all that would be measured."""
+SILENCE_S_MAX = 10.0
+"""Records that do not come for so long are lost."""
 CONSUMER = {"group.id": "bench", "enable.auto.commit": False, "enable.auto.offset.store": False}
 
 
@@ -126,7 +130,7 @@ def _write_with_confluent(job: KafkaJob) -> LoadResult:
         "enable.idempotence": True,
         "batch.size": BATCH_BYTES,
     }
-    if job.in_flight == 1:
+    if job.in_flight < LINGERING_IN_FLIGHT_MIN:
         settings["linger.ms"] = 0
     producer = Producer(settings)
     for partition in _round_robin(job.partitions):
@@ -158,7 +162,9 @@ async def _read_with_aiokafka(job: KafkaJob) -> int:
         consumer.assign([partition])
         await consumer.seek_to_beginning(partition)
         while expected < job.read_records:
-            for record in (await consumer.getmany(timeout_ms=10_000, max_records=FETCH_RECORDS)).get(partition, ()):
+            found = await consumer.getmany(timeout_ms=int(1000 * SILENCE_S_MAX), max_records=FETCH_RECORDS)
+            _check_some(found, expected)
+            for record in found[partition]:
                 _check(record.offset, expected)
                 expected += 1
     return expected
@@ -170,13 +176,20 @@ def _read_with_confluent(job: KafkaJob) -> int:
     consumer.assign([ConfluentPartition(job.topic, 0, 0)])
     try:
         while expected < job.read_records:
-            for message in consumer.consume(FETCH_RECORDS, timeout=10):
+            messages = consumer.consume(FETCH_RECORDS, timeout=SILENCE_S_MAX)
+            _check_some(messages, expected)
+            for message in messages:
                 _check(message.offset(), expected)
                 message.value()
                 expected += 1
     finally:
         consumer.close()
     return expected
+
+
+def _check_some(found: Sized, expected: int) -> None:
+    if not found:
+        raise RecordLost(f"nothing came for {SILENCE_S_MAX:g} s where offset {expected} was due")
 
 
 def _check(offset: int | None, expected: int) -> None:

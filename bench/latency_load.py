@@ -3,7 +3,8 @@
 A job comes as JSON on standard input, its result goes as JSON to standard output, as with `bench.load`. Each tick, every connection sends
 its share of requests. Their latency counts from the moment at which the tick was due, not from when it was sent: a server that stops for a
 while cannot hide it by having stopped the load (coordinated omission). A tick counts once all its replies are there, so the latency is
-that of its slowest request.
+that of its slowest request. How late the ticks were sent is told too: that much of a latency is the load's. Replies are kept, and checked
+afterwards.
 """
 
 from __future__ import annotations
@@ -44,18 +45,23 @@ class LatencyResult(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     """Answered a second."""
     percentiles_us: dict[str, float]
+    late_us: float
+    """By how much ticks were sent late, at the 99th percentile."""
     load_cpu: float
     server_cpu: float
+    acknowledged: dict[int, int]
+    """By partition, how many records must be there now, warm-up included."""
 
 
 class _Link:
-    __slots__ = ("due", "first", "replies", "sent", "socket", "units", "unsent", "waits")
+    __slots__ = ("due", "first", "received", "replies", "sent", "socket", "units", "unsent", "waits")
 
     def __init__(self, connection: socket.socket, first: int) -> None:
         self.socket = connection
         self.first = first
         self.sent = 0
         self.replies = 0
+        self.received: list[bytes] = []
         self.units = 0
         self.unsent = b""
         self.waits = False
@@ -72,6 +78,8 @@ class LatencyLoad:
         self._tick_s = self._share * job.connections / job.rate
         self._poll = select.epoll()
         self._links: dict[int, _Link] = {}
+        self.late: list[float] = []
+        """By how many seconds each tick of the last drive was sent late."""
         for number in range(job.connections):
             connection = socket.create_connection((job.host, job.port))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -83,18 +91,20 @@ class LatencyLoad:
     def drive(self, seconds: float) -> tuple[list[float], float]:
         """Returns the latency of each tick of each connection, and how long it took until the last reply."""
         latencies: list[float] = []
+        self.late = []
         started = time.perf_counter()
         ticks_left = max(1, round(seconds / self._tick_s))
         next_tick, waiting = started, 0
         while ticks_left or waiting:
             now = time.perf_counter()
             while ticks_left and now >= next_tick:
+                self.late.append(time.perf_counter() - next_tick)
                 for link in self._links.values():
                     self._send(link, next_tick)
                 waiting += len(self._links)
                 ticks_left -= 1
                 next_tick += self._tick_s
-            ready = self._poll.poll(max(0.0, next_tick - now) if ticks_left else SILENCE_S_MAX)
+            ready = self._wait(max(0.0, next_tick - time.perf_counter()) if ticks_left else SILENCE_S_MAX)
             if not ready and not ticks_left:
                 raise TimeoutError(f"no reply for {SILENCE_S_MAX:.0f} s")
             for descriptor, events in ready:
@@ -104,6 +114,12 @@ class LatencyLoad:
                 if link.unsent:
                     self._push(link)
         return latencies, time.perf_counter() - started
+
+    def _wait(self, seconds: float) -> list[tuple[int, int]]:
+        """Wait for replies; epoll itself counts in milliseconds, which is as long as a tick."""
+        if seconds:
+            select.select([self._poll], [], [], seconds)
+        return self._poll.poll(0)
 
     def _send(self, link: _Link, due: float) -> None:
         link.unsent += self._dialect.requests(link.first + link.sent, self._share)
@@ -126,6 +142,7 @@ class LatencyLoad:
         if not received:
             raise ConnectionError("the server closed a connection")
         now = time.perf_counter()
+        link.received.append(received)
         link.units += self._dialect.units(received)
         link.replies = link.units // self._dialect.units_per_reply
         ended = 0
@@ -138,6 +155,11 @@ class LatencyLoad:
     def replies(self) -> int:
         return sum(link.replies for link in self._links.values())
 
+    def check(self) -> dict[int, int]:
+        """Look at every reply; returns by partition how many records must now be there. Raises RecordLost."""
+        received = [b"".join(link.received) for link in self._links.values()]
+        return self._dialect.check(received, self.replies)
+
 
 def run(job: LatencyJob) -> LatencyResult:
     in_flight = max(1, round(job.rate * TICK_S / job.connections))
@@ -149,21 +171,24 @@ def run(job: LatencyJob) -> LatencyResult:
     load = LatencyLoad(dialect, job)
     gc.disable()
     load.drive(job.warm_up_s)
-    before, server, own = load.replies, cpu_seconds(job.server_pid), time.process_time()
+    before, server_before, own_before = load.replies, cpu_seconds(job.server_pid), time.process_time()
     latencies, seconds = load.drive(job.seconds)
+    server, own = cpu_seconds(job.server_pid) - server_before, time.process_time() - own_before
     return LatencyResult(
         rate=(load.replies - before) / seconds,
         percentiles_us={
             f"{percentile:g}": float(1e6 * np.percentile(latencies, percentile)) for percentile in PERCENTILES
         },
-        load_cpu=(time.process_time() - own) / seconds,
-        server_cpu=(cpu_seconds(job.server_pid) - server) / seconds,
+        late_us=float(1e6 * np.percentile(load.late, 99)),
+        load_cpu=own / seconds,
+        server_cpu=server / seconds,
+        acknowledged=load.check(),
     )
 
 
 def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=LatencyJob)
-    json.dump(msgspec.to_builtins(run(job)), sys.stdout)
+    json.dump(msgspec.to_builtins(run(job), str_keys=True), sys.stdout)
 
 
 if __name__ == "__main__":

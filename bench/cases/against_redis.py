@@ -70,11 +70,16 @@ def redis_round(plan: Plan, redis: Redis, shape: Shape, number: int) -> LoadResu
         server_pid=redis.pid,
     )
     result = run_load(job)
-    held = int(redis.command("XLEN", stream).removeprefix(b":"))
-    if held != result.acknowledged[0]:
-        raise RecordLost(f"Redis acknowledged {result.acknowledged[0]} entries and holds {held}")
+    check_held_by_redis(redis, stream, result.acknowledged)
     redis.command("DEL", stream)
     return result
+
+
+def check_held_by_redis(redis: Redis, stream: str, acknowledged: dict[int, int]) -> None:
+    """Redis must hold every entry it acknowledged, and no other."""
+    held = int(redis.command("XLEN", stream).removeprefix(b":"))
+    if held != acknowledged[0]:
+        raise RecordLost(f"Redis acknowledged {acknowledged[0]} entries and holds {held}")
 
 
 def redis_own_rate(redis: Redis, shape: Shape, records: int) -> float | None:

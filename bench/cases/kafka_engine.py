@@ -1,7 +1,9 @@
 """A broker with its log in Kafka beside clients that speak to the same Kafka themselves.
 
-The load generator is the one of the other cases. The note of each row has the CPU time per record: of the broker and the Kafka behind it,
-and of each direct client and its Kafka.
+Writes to the broker come from the load generator of the other cases, which sends prepared bytes; a direct client is one process that
+makes records, batches them and sends them. So the rates of writes compare a broker with a client, both on the same Kafka and with as many
+records in flight. Reads are those of Python clients on all sides, which make an object of each record. The note of each row has the CPU
+time per record: of the broker and the Kafka behind it, and of each direct client and its Kafka.
 """
 
 from __future__ import annotations
@@ -108,6 +110,7 @@ def _read(plan: Plan, kafka: Kafka, broker: Broker) -> Row:
             topic=topic,
             payload_bytes=READ_BYTES,
             records=records,
+            through_client=True,
             server_pid=broker.pid,
         )
         before = cpu_seconds(kafka.pid)
@@ -127,7 +130,7 @@ def _read(plan: Plan, kafka: Kafka, broker: Broker) -> Row:
         return side
 
     results = interleave({"penstock": ours, **{client: theirs(client) for client in CLIENTS}}, plan.rounds)
-    return _row(f"fetch, {records:,} records of {READ_BYTES} B, 1 connection", results)
+    return _row(f"fetch, {records:,} records of {READ_BYTES} B, Python client, 1 connection", results)
 
 
 def _row(setting: str, results: dict[str, list[_Round]]) -> Row:

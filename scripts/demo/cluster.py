@@ -41,6 +41,7 @@ PAUSE_S: Final = 0.1
 """Between chunks, so that there is a load for as long as things are killed."""
 SEND_S_MAX: Final = 120.0
 """For one chunk, over all attempts."""
+LEADER_S_MAX: Final = 60.0
 BROKER_KILLED_AT, NODE_KILLED_AT = 0.25, 0.5
 """Shares of the orders that are acknowledged when one is killed."""
 
@@ -197,8 +198,14 @@ def a_day(number: int, kind: type[Speaker]) -> Iterator[Sequence[tuple[bytes, by
 
 
 def leader_of(nodes: Sequence[BrokerProcess]) -> BrokerProcess:
+    """Return the node that leads, once a node that runs knows of one."""
+    deadline = time.monotonic() + LEADER_S_MAX
     with alive(nodes)[0].connect() as client:
-        return nodes[NODES.index(client.access.cluster_status().leader)]
+        while (leader := client.access.cluster_status().leader) not in NODES:
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"no node has led for {LEADER_S_MAX:g} s")
+            time.sleep(0.1)
+    return nodes[NODES.index(leader)]
 
 
 def send_while_parts_fail(narrator: Narrator, kafka: KafkaCluster, nodes: Sequence[BrokerProcess]) -> list[Channel]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +107,26 @@ def test_each_rule_finds_what_it_is_for(ask: Asking, monkeypatch: pytest.MonkeyP
         "PenstockEventLoopLag": "The event loop is over 100 ms late",
         "PenstockPipelineDown": "Pipeline shop reports no run",
     }
+
+
+def test_a_full_disk_is_told_although_it_fills_no_further(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    free_bytes = alerts.DISK_FREE_BYTES_MIN
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_bytes))
+    assert evaluate(ask, 0, 1) == []
+    free_bytes -= 1
+    [alert] = evaluate(ask, 2)
+    assert (alert["name"], alert["severity"], alert["summary"]) == (
+        "PenstockDiskFull",
+        "critical",
+        "The disk has 63 MiB left",
+    )
+
+
+def test_an_alert_stays_on_when_the_clock_is_set_back(ask: Asking) -> None:
+    evaluate(ask, 60)
+    alerts_of(ask).sources.engine.stats.corrupt_blocks += 1
+    assert [each["since_ms"] for each in evaluate(ask, 61)] == [61 * MINUTE_MS]
+    assert [each["since_ms"] for each in evaluate(ask, 1)] == [MINUTE_MS]
 
 
 def test_only_who_may_list_groups_hears_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
@@ -69,7 +71,10 @@ def numbered(prefix: bytes, over: threading.Event) -> Iterator[Sequence[tuple[by
     for chunk in itertools.count():
         if over.is_set():
             return
-        yield [(b"key", prefix + b"%d-%d" % (chunk, number)) for number in range(CHUNK)]
+        yield [(b"key %d" % number, prefix + b"%d-%d" % (chunk, number)) for number in range(CHUNK)]
+
+
+Repair = Callable[[], None]
 
 
 class Links:
@@ -115,6 +120,8 @@ class Links:
 
 
 class Faults:
+    """Each makes one part fail, and returns what brings it back."""
+
     def __init__(
         self, kafka: KafkaCluster, nodes: Sequence[BrokerProcess], links: Links, random_: random.Random
     ) -> None:
@@ -124,7 +131,7 @@ class Faults:
         self._random = random_
 
     @property
-    def all(self) -> Sequence[Callable[[], None]]:
+    def all(self) -> Sequence[Callable[[], Repair]]:
         return (
             self.kafka_broker_killed,
             self.leading_node_killed,
@@ -135,64 +142,86 @@ class Faults:
             self.following_node_cut_off,
         )
 
-    def kafka_broker_killed(self) -> None:
+    def kafka_broker_killed(self) -> Repair:
         broker = self._random.choice(self._kafka.brokers)
         broker.kill()
-        broker.start()
+        return broker.start
 
-    def transaction_coordinator_killed(self) -> None:
+    def transaction_coordinator_killed(self) -> Repair:
         topic = "__transaction_state"
         admin = AdminClient({"bootstrap.servers": ",".join(self._kafka.bootstrap)})
         partitions = admin.list_topics(topic, timeout=REPLACED_S_MAX).topics[topic].partitions
         broker = self._kafka.brokers[partitions[_java_hash(NODE_ID) % len(partitions)].leader - 1]
         broker.kill()
-        broker.start()
+        return broker.start
 
-    def leading_node_killed(self) -> None:
+    def leading_node_killed(self) -> Repair:
+        return _killed(leader_of(self._nodes))
+
+    def following_node_killed(self) -> Repair:
+        return _killed(self._following())
+
+    def leading_node_frozen(self) -> Repair:
         leader = leader_of(self._nodes)
-        leader.kill9()
-        leader.start()
+        leader.pause()
+        return partial(self._once_replaced, leader, leader.resume)
 
-    def following_node_killed(self) -> None:
-        node = self._following()
-        node.kill9()
-        node.start()
-
-    def leading_node_frozen(self) -> None:
-        frozen = leader_of(self._nodes)
-        frozen.pause()
-        try:
-            self._await_other_than(frozen)
-        finally:
-            frozen.resume()
-
-    def leading_node_cut_off(self) -> None:
+    def leading_node_cut_off(self) -> Repair:
         leader = leader_of(self._nodes)
         self._links.cut(leader.data_dir.name)
-        try:
-            self._await_other_than(leader)
-        finally:
-            self._links.mend(leader.data_dir.name)
+        return partial(self._once_replaced, leader, partial(self._links.mend, leader.data_dir.name))
 
-    def following_node_cut_off(self) -> None:
+    def following_node_cut_off(self) -> Repair:
         node = self._following()
         self._links.cut(node.data_dir.name)
-        time.sleep(CUT_S)
-        self._links.mend(node.data_dir.name)
+
+        def mend() -> None:
+            time.sleep(CUT_S)
+            self._links.mend(node.data_dir.name)
+
+        return mend
 
     def _following(self) -> BrokerProcess:
         leader = leader_of(self._nodes)
         return self._random.choice([node for node in self._nodes if node is not leader])
 
-    def _await_other_than(self, former: BrokerProcess) -> None:
-        """Wait until another node leads, as the others see it."""
+    def _once_replaced(self, former: BrokerProcess, repair: Repair) -> None:
+        """Repair it when another node leads, as the others see it."""
         other = next(node for node in self._nodes if node is not former)
         deadline = time.monotonic() + REPLACED_S_MAX
-        with other.connect() as client:
-            while client.access.cluster_status().leader in {former.data_dir.name, ""}:
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"nobody took the place of {former.data_dir.name} within {REPLACED_S_MAX:g} s")
-                time.sleep(0.1)
+        try:
+            with other.connect() as client:
+                while client.access.cluster_status().leader in {former.data_dir.name, ""}:
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(
+                            f"nobody took the place of {former.data_dir.name} within {REPLACED_S_MAX:g} s"
+                        )
+                    time.sleep(0.1)
+        finally:
+            repair()
+
+
+def _killed(node: BrokerProcess) -> Repair:
+    node.kill9()
+
+    def start() -> None:
+        node.start()
+
+    return start
+
+
+def play_round(fault: Callable[[], Repair], channels: Sequence[Channel]) -> float:
+    """Let a part fail and bring it back; returns how long it took until every channel was answered. Raises if one of these fails."""
+    repair = fault()
+    at = time.monotonic()
+    with ThreadPoolExecutor(1) as threads:
+        # What was under way when it happened may be answered yet: the chunk after it is not.
+        since = {channel: len(channel.acknowledged) + CHUNK for channel in channels}
+        repaired = threads.submit(repair)
+        wait_for_answers(channels, since)
+        seconds = time.monotonic() - at
+        repaired.result()
+    return seconds
 
 
 def _java_hash(text: str) -> int:
@@ -235,14 +264,7 @@ def run(rounds: int, seed: int) -> int:
         faults = Faults(kafka, nodes, links, chance).all
         for number in range(rounds):
             fault = faults[number % len(faults)]
-            at = time.monotonic()
-            failing = threading.Thread(target=fault, daemon=True)
-            failing.start()
-            time.sleep(0.2)
-            # What was under way when it happened may be answered yet: the chunk after it is not.
-            wait_for_answers(channels, {channel: len(channel.acknowledged) + CHUNK for channel in channels})
-            seconds = time.monotonic() - at
-            failing.join()
+            seconds = play_round(fault, channels)
             recovered.setdefault(fault.__name__, []).append(seconds)
             _say(f"round {number + 1}: {fault.__name__}, all channels answered after {seconds:.1f} s")
         over.set()

@@ -195,10 +195,14 @@ async def test_a_migration_that_is_killed_at_any_step_continues(
         await served.close()
 
 
-def run_migrate(source: Path, target: Path, *options: str) -> dict[str, Any]:
+def start_migrate(source: Path, target: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """`penstock migrate --json` in a process of its own."""
     command = [sys.executable, "-m", "penstock", "migrate", str(source), str(target), "--json", *options]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+
+def run_migrate(source: Path, target: Path, *options: str) -> dict[str, Any]:
+    ended = start_migrate(source, target, *options)
     assert ended.returncode == 0, ended.stderr
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
@@ -274,3 +278,24 @@ def test_a_broker_is_moved_to_kafka_and_back_while_clients_use_it(kafka: Kafka, 
             brokers.callback(new.close)
             new.start()
             check_continues(client, sent, turn)
+
+
+def test_a_log_that_a_node_serves_is_left_alone(kafka: Kafka, prefix: str, tmp_path: Path) -> None:
+    """Importing claims the topics, so a node that has them writes nothing more: it is asked first whether they are free."""
+    settings = f'engine = "kafka"\n[kafka]\nbootstrap = ["{kafka.bootstrap}"]\ntopic_prefix = "{prefix}"\n'
+    with BrokerProcess(tmp_path / "embedded") as source:
+        assert source.terminate() == 0
+    with BrokerProcess(tmp_path / "kafka", config=settings, start_s_max=60) as node, closing(node.connect()) as client:
+        client.create_topic("orders")
+        other = BrokerProcess(tmp_path / "other", config=settings)
+        refused = start_migrate(source.config_file, other.write_config())
+        assert refused.returncode != 0
+        assert "another broker keeps its log there: use another kafka.topic_prefix" in refused.stderr
+        finished = StateFile(node.data_dir, "kafka")
+        finished.state.finished = True
+        finished.save()
+        refused = start_migrate(source.config_file, node.config_file)
+        assert refused.returncode != 0
+        assert "this migration was finished before" in refused.stderr
+        client.create_topic("more")  # which a node that was fenced refuses
+        client.send("orders", b"x")

@@ -66,6 +66,44 @@ async def test_a_connection_that_takes_much_may_have_more_on_the_way_while_there
         await until(lambda: windows.left_bytes == before_bytes)
 
 
+async def test_what_peers_have_on_the_way_before_they_authenticate_is_not_taken_from_others(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(in_flight_total_bytes_max=64 * MIB)) as service:
+        windows = service.listener.budget.send_windows
+        strangers = service.listener.budget.unauthenticated.send_windows
+        before_bytes, strangers_before_bytes = windows.left_bytes, strangers.left_bytes
+        client = await service.client()
+        connection = connection_of(service, 0)
+        connection.set_authenticated(False)
+        stream = client.open_stream()
+        await stream.write(b"big 1000000\n", end=True)
+        assert len(await read_all(stream)) == 1_000_000
+        taken_bytes = strangers_before_bytes - strangers.left_bytes
+        assert taken_bytes == connection.core.outbox.window_bytes - SEND_WINDOW_BYTES_MIN > 0
+        assert windows.left_bytes == before_bytes
+        connection.set_authenticated(True)
+        assert (windows.left_bytes, strangers.left_bytes) == (before_bytes - taken_bytes, strangers_before_bytes)
+        client.close()
+        await until(lambda: windows.left_bytes == before_bytes)
+        assert strangers.left_bytes == strangers_before_bytes
+
+
+async def test_a_login_that_is_over_after_its_connection_takes_no_window(tmp_path: Path) -> None:
+    async with serving_quic(tmp_path, QuicLimits(in_flight_total_bytes_max=64 * MIB)) as service:
+        windows = service.listener.budget.send_windows
+        strangers = service.listener.budget.unauthenticated.send_windows
+        before = windows.left_bytes, strangers.left_bytes
+        client = await service.client()
+        connection = connection_of(service, 0)
+        connection.set_authenticated(False)
+        stream = client.open_stream()
+        await stream.write(b"big 1000000\n", end=True)
+        assert len(await read_all(stream)) == 1_000_000
+        client.close()
+        await until(lambda: connection.is_lost)
+        connection.set_authenticated(True)
+        assert (windows.left_bytes, strangers.left_bytes) == before
+
+
 async def test_a_closed_connection_keeps_nothing_in_the_library(tmp_path: Path) -> None:
     async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"big 1000000\n")

@@ -22,6 +22,8 @@ LAG_S_MAX: Final = 300.0
 UNSETTLED_MAX: Final = 10_000
 SLOW_S: Final = 0.1
 DISK_S_MIN: Final = 86_400.0
+DISK_FREE_BYTES_MIN: Final = 64 << 20
+"""With less, writes are about to be refused, or are already: then the disk fills no further, and no rate tells of it."""
 SUBJECTS_MAX: Final = 100
 """Of one rule: with more that is wrong, the first ones are told."""
 QUANTILE: Final = 0.99
@@ -93,7 +95,7 @@ class Alerts:
         for rule in RULES:
             for finding in islice(rule.find(self), SUBJECTS_MAX):
                 key = rule.name, finding.subject
-                since_ms[key] = self._since_ms.get(key, now_ms)
+                since_ms[key] = min(self._since_ms.get(key, now_ms), now_ms)  # the clock may have been set back
                 if now_ms - since_ms[key] >= rule.for_s * 1000:
                     on.append(Alert(rule, finding.summary, since_ms[key]))
         self._since_ms = since_ms
@@ -109,6 +111,12 @@ def _disk_fills_up(alerts: Alerts) -> Iterator[Finding]:
     left_s = alerts.history.disk_full_in_s()
     if left_s is not None and left_s < DISK_S_MIN:
         yield Finding("", f"At the rate of the last hour, the disk will be full in {left_s / 3600:.0f} hours")
+
+
+def _disk_full(alerts: Alerts) -> Iterator[Finding]:
+    free_bytes = alerts.history.disk_free_bytes[-1]
+    if 0 <= free_bytes < DISK_FREE_BYTES_MIN:
+        yield Finding("", f"The disk has {free_bytes >> 20} MiB left")
 
 
 def _task_fails(alerts: Alerts) -> Iterator[Finding]:
@@ -184,6 +192,13 @@ RULES: Final = (
         0.0,
         "A flush failed. Check the disk, then restart: acknowledged records are safe.",
         _cannot_write,
+    ),
+    Rule(
+        "PenstockDiskFull",
+        "critical",
+        0.0,
+        "Shorten retention, delete topics, or give the data directory more space: writes are refused until there is some.",
+        _disk_full,
     ),
     Rule(
         "PenstockDiskFillsUp",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from penstock.config import Config
-    from penstock.log.api import Engine
+    from penstock.log.api import Engine, TopicInfo
     from penstock.log.migration.migration import Migration, Result
     from penstock.log.migration.source import Source
 
@@ -105,9 +105,13 @@ class _Move:
             )
         self.target.data_dir.mkdir(parents=True, exist_ok=True)
         state = StateFile(self.target.data_dir, self.target.engine)
+        state.check_unfinished()
         stopped = not _is_running(self.source)
         if finish and not stopped:
             raise DataDirectoryInUse(f"a broker is running on {self.source.data_dir}: stop it, then finish")
+        if self.target.engine == "kafka" and not state.state.topics:
+            with self._opened(runner, finish=False, stopped=stopped) as source:
+                runner.run(_check_unused(self.target, source.topics()))
         target = _engine(self.target, "import")
         runner.run(target.start())
         try:
@@ -213,6 +217,26 @@ def _engine(config: Config, role: Any) -> Engine:
 
         return KafkaEngine(config.kafka, role=role)
     return EmbeddedEngine(config.data_dir, options=EngineOptions(maintenance_interval_s=float(1 << 30)))
+
+
+async def _check_unused(config: Config, infos: Mapping[str, TopicInfo]) -> None:
+    """Raise TopicExists if another log is where these topics are to be copied: a node that serves it would be fenced by the import."""
+    from penstock.errors import TopicExists, TopicNotFound
+
+    target = _engine(config, "observe")
+    try:
+        await target.start()
+    except TopicNotFound:
+        return  # nobody has kept a log there
+    try:
+        others = sorted(name for name, info in target.topics().items() if name in infos and infos[name].id != info.id)
+    finally:
+        await target.close()
+    if others:
+        raise TopicExists(
+            f"the target has another topic {others[0]!r} already, so another broker keeps its log there: use another kafka.topic_prefix,"
+            f" or stop that broker and delete its topics {config.kafka.topic_prefix}* in Kafka"
+        )
 
 
 def _print_partitions(result: Result) -> None:

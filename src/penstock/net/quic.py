@@ -141,7 +141,7 @@ class QuicListener(Listener[QuicServerConnection]):
                 self._remember_farewell(cid, connection.farewell)
         self._connections.pop(connection, None)
         self.budget.windows.give_back(connection.settings.connection_window_bytes)
-        self.budget.send_windows.give_back(connection.core.outbox.window_bytes)
+        connection.send_windows.give_back(connection.core.outbox.window_bytes)
         self.stats.connections_open -= 1
         if not connection.is_established:
             self._half_open.pop(connection, None)

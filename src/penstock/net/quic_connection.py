@@ -103,6 +103,8 @@ class QuicServerConnection(Connection):
         self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats, self._room_granted)
         self._waits_for_room = False
         self._is_authenticated = False
+        self.send_windows = owner.budget.send_windows
+        """Those that its send window is one of: until it authenticates, it takes none of what others need."""
         self.partial_frames: dict[QuicServerStream, None] = {}
         self.limits = owner.limits
         self.stats = owner.stats
@@ -249,7 +251,7 @@ class QuicServerConnection(Connection):
 
     def send_window_filled(self) -> None:
         outbox = self.core.outbox
-        more_bytes = self._owner.budget.send_windows.widen(outbox.window_bytes)
+        more_bytes = self.send_windows.widen(outbox.window_bytes)
         if more_bytes:
             outbox.window_bytes += more_bytes
             self.touch()
@@ -321,8 +323,13 @@ class QuicServerConnection(Connection):
     def set_authenticated(self, authenticated: bool) -> None:
         """One stream that has authenticated speaks for its connection: the client holds the credentials."""
         self._is_authenticated |= authenticated
-        budget = self._owner.budget
-        self.flow.use(budget if self._is_authenticated else budget.unauthenticated)
+        budget = self._owner.budget if self._is_authenticated else self._owner.budget.unauthenticated
+        self.flow.use(budget)
+        if not self.is_lost:  # then its window was given back
+            window_bytes = self.core.outbox.window_bytes
+            self.send_windows.give_back(window_bytes)
+            self.send_windows = budget.send_windows
+            self.send_windows.take(window_bytes)
 
     # -- what streams call -------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class SendWindows:
 
     def __init__(self, total_bytes: int) -> None:
         self.left_bytes = total_bytes
+        """Below 0 if connections brought more with them than there was."""
 
     def widen(self, window_bytes: int) -> int:
         """Return how much wider a window of this size may be from now on: it doubles, unless that would take too much of what is left."""
@@ -62,6 +63,10 @@ class SendWindows:
         self.left_bytes -= window_bytes
         return window_bytes
 
+    def take(self, window_bytes: int) -> None:
+        """Note that a connection with a window of this size belongs to these from now on."""
+        self.left_bytes -= window_bytes - SEND_WINDOW_BYTES_MIN
+
     def give_back(self, window_bytes: int) -> None:
-        """Note that a connection with a window of this size is closed."""
+        """Note that a connection with a window of this size is closed, or belongs to others."""
         self.left_bytes += window_bytes - SEND_WINDOW_BYTES_MIN

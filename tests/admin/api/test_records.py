@@ -7,6 +7,7 @@ import base64
 import io
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ import pytest
 
 from penstock.admin.api import browsing
 from penstock.broker.access.checks import SYSTEM
+from penstock.workers import Worker
 from tests.admin.api.asking import Asking, asking, on_loop
 
 AVRO = {
@@ -228,6 +230,23 @@ def test_a_slow_filter_stops_at_its_deadline_also_within_a_block(ask: Asking, mo
         ask.ok("POST", "/topics/slow/records", {"records": records})
     page = ask.ok("GET", "/topics/slow/records?at=earliest&filter=n")
     assert (page["scanned"], page["next_positions"], page["end"]) == (1, "0:1,1:0", False)
+
+
+def test_waiting_for_a_thread_leaves_a_filter_all_of_its_time(
+    ask: Asking, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    run = Worker.run
+
+    async def run_late(self: Worker, work: Any) -> Any:
+        nonlocal now_s
+        now_s += 2 * browsing.SCAN_S_MAX
+        return await run(self, work)
+
+    monkeypatch.setattr(browsing, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(Worker, "run", run_late)
+    page = ask.ok("GET", f"{numbers}?at=earliest&partition=0&filter=nothing")
+    assert (page["scanned"], page["next_positions"], page["end"]) == (50, "0:50", True)
 
 
 def test_a_page_is_bounded_in_bytes(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:

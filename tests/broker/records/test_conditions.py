@@ -25,7 +25,15 @@ ORDER = {
 }
 VALUE = json.dumps(ORDER).encode()
 HEADERS = encode_headers(
-    [("source", b"web"), ("source", b"shop"), ("retries", b"3"), ("empty", None), ("my name", b"x"), ("raw", b"\xff")]
+    [
+        ("source", b"web"),
+        ("source", b"shop"),
+        ("retries", b"3"),
+        ("empty", None),
+        ("my name", b"x"),
+        ("raw", b"\xff"),
+        ("urgent", b"true"),
+    ]
 )
 HOLDS = [
     "$.customer.id = 42",
@@ -65,6 +73,10 @@ HOLDS = [
     "$header.empty = null",
     "$header.empty != 3",
     '$header."my name" = x',
+    "$header.urgent = true",
+    "$header.urgent != false",
+    '$header.urgent = "true"',
+    "$header.source != true",
     "$header.none missing",
     "$.customer.id = 42 and $header.source = web and $key exists",
     '$.customer.name != "x and $y"',
@@ -97,6 +109,10 @@ FAILS = [
     "$header.source > 1",
     "$header.Source exists",
     "$header.raw = x",
+    "$header.raw = true",
+    "$header.urgent = false",
+    "$header.urgent != true",
+    "$header.retries = true",
     "$header.empty contains x",
     "$.customer.id = 42 and $header.source = mail",
 ]

@@ -124,7 +124,6 @@ async def read_page(
     scan = _Scan(
         record_filter,
         SCANNED_MAX // shares if wanted else max(SCANNED_MAX // shares, records_max),
-        time.monotonic() + SCAN_S_MAX if wanted else math.inf,
         now_ms,
         decode if record_filter is not None and record_filter.has_paths else None,
     )
@@ -166,15 +165,21 @@ def _drop_oldest(rows: list[Row], records_max: int, size_bytes: int) -> int:
     return dropped_bytes
 
 
-class _Scan(NamedTuple):
+@dataclass(slots=True)
+class _Scan:
     """How the partitions of a page are looked through."""
 
     wanted: RecordFilter | None
     rows_max: int
     """In one partition, with those that have expired."""
-    deadline_s: float
     now_ms: int
     decode: Decode | None
+    deadline_s: float = math.inf
+    """Set when the search begins: waiting for a thread is not searching."""
+
+    def begin(self) -> None:
+        if self.wanted is not None:
+            self.deadline_s = min(self.deadline_s, time.monotonic() + SCAN_S_MAX)
 
 
 async def _gather(gathering: _Gathering, stretch: Stretch, scan: _Scan, worker: Worker) -> None:
@@ -183,7 +188,7 @@ async def _gather(gathering: _Gathering, stretch: Stretch, scan: _Scan, worker: 
         gathering.offset < stretch.end
         and gathering.scanned < scan.rows_max
         and not gathering.full
-        and not (gathering.scanned and time.monotonic() > scan.deadline_s)
+        and not (gathering.scanned and time.monotonic() >= scan.deadline_s)
     ):
         try:
             blocks = await partition.read(max(gathering.offset, partition.start_offset), READ_BYTES)
@@ -263,6 +268,7 @@ def _scan_rows(
     check: Check,
 ) -> bool:
     """Look through rows of a block from `start` on; returns whether the page wants more than these."""
+    scan.begin()
     for at, (number, row) in enumerate(rows):
         if number % ROWS_PER_CHECK == 0:
             check()
@@ -270,7 +276,7 @@ def _scan_rows(
         json = None if decoded is None else decoded[at]
         if scan.wanted is None or scan.wanted.matches(row.key, row.value, row.headers, check, json):
             gathering.add(row)
-        if gathering.full or (scan.wanted is not None and time.monotonic() > scan.deadline_s):
+        if gathering.full or (scan.wanted is not None and time.monotonic() >= scan.deadline_s):
             gathering.scanned += number + 1 - start
             return False
     return True

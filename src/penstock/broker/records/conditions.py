@@ -7,9 +7,10 @@
     operator   = "=" "!=" "<" "<=" ">" ">=" "contains" "matches"
     value      = a JSON string, number, true, false or null, or a word, which is text
 
-A field that a record does not have satisfies `missing` and nothing else. A number is compared with a number, also with one that a key,
-value or header has as text, and text with text: neither is converted. `contains` looks for text, whatever its case, and `matches` for a
-regular expression; of JSON that is not a string they see the JSON. If several headers have the name, one of them suffices.
+A field that a record does not have satisfies `missing` and nothing else. A number is compared with a number, true and false with a truth
+value, also with those that a key, value or header has as text, and text with text: nothing else is converted. `contains` looks for text,
+whatever its case, and `matches` for a regular expression; of JSON that is not a string they see the JSON. If several headers have the
+name, one of them suffices.
 
 Everything begins with a dollar sign and a field, so that filters which are plain text stay what they are.
 """
@@ -48,6 +49,7 @@ _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">=": operator.ge,
 }
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {"=": operator.eq, "!=": operator.ne, **_ORDERS}
+_TRUTHS: Final = {b"true": True, b"false": False}
 _OPERATORS: Final = "=, !=, <, <=, >, >=, contains, matches, exists or missing"
 
 
@@ -275,9 +277,11 @@ def _scalar(found: _Found) -> object:
 
 
 def _plain(found: _Found, kind: type) -> object:
-    """A key, value or header: as text, or as a number if it is compared with one."""
+    """A key, value or header: as text, or as a number, true or false if it is compared with one of these."""
     if found.data is None:
         return None
+    if kind is bool and found.data in _TRUTHS:
+        return _TRUTHS[found.data]
     if kind is not float:
         return found.data.decode(errors="replace")
     try:

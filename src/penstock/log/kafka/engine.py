@@ -47,7 +47,7 @@ from penstock.log.kafka.membership import SESSION_S, Membership, leader_of, runn
 from penstock.log.kafka.names import OWNED
 from penstock.log.kafka.partition import KafkaPartition
 from penstock.log.kafka.reader import RETRY_S_MAX, Reader
-from penstock.log.kafka.sender import Sender
+from penstock.log.kafka.sender import LED_BY_ANOTHER, Sender
 from penstock.log.kafka.settings import KafkaSettings
 from penstock.log.kafka.topics import REPLICATION, StoredTopic, TopicStore
 from penstock.log.kafka.transactions import Transactions
@@ -121,6 +121,8 @@ class KafkaEngine(Engine):
             self._transactions = Transactions(self._client, self._reader, self._lock, prefix)
             self._sender = Sender(self._client, self._transactions, self._clock, self.stats, settings.append_s_max)
             self._sender.on_fenced = self._was_fenced
+            if self._node is not None:
+                self._sender.taken_over = LED_BY_ANOTHER
             self._lock.on_lost = self._sender.fence
             self._follower = Follower(self._client)
             self._running = [self._sender, self._transactions, self._follower]

@@ -51,6 +51,15 @@ SWEEP_S: Final = 1.0
 _OF_THE_RECORDS: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE, Code.INVALID_RECORD})
 """Refusals that depend on the records alone: the batch was not stored before either."""
 _UNANSWERED: Final = "Kafka does not answer, and what was sent before waits for it; send again later"
+TAKEN_OVER: Final = (
+    "another Penstock node has taken over this cluster, so this one writes nothing more: stop one of them"
+)
+"""Of a broker that has the topics for itself."""
+LED_BY_ANOTHER: Final = (
+    "another Penstock node leads this cluster now, so this one writes nothing more until it has started again, which it does by itself: "
+    "connect again, to any node"
+)
+"""Of one node of several."""
 
 log = structlog.get_logger("penstock.kafka")
 
@@ -101,6 +110,8 @@ class Sender:
         """Appends that were not answered, an atomic one as one."""
         self._fenced: str | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self.taken_over = TAKEN_OVER
+        """What is said of writes once another node has taken over."""
         self.on_fenced: Callable[[str], None] = lambda _: None
         """Told once that another node has taken over."""
 
@@ -420,13 +431,10 @@ class Sender:
         for pending in flight.appends:
             self._answer(pending, error)
 
-    def fence(
-        self,
-        why: str = "another Penstock node has taken over this cluster, so this one writes nothing more: stop one of them",
-    ) -> None:
+    def fence(self, why: str | None = None) -> None:
         """Write nothing more."""
         if self._fenced is None:
-            self._fenced = why
+            self._fenced = why or self.taken_over
             self.on_fenced(self._fenced)
 
     # -- atomic appends ----------------------------------------------------------------------------------------------------

@@ -87,10 +87,7 @@ class Migration:
     ) -> None:
         """`tombstone_ms` is how long the source keeps the record that deletes a key. `on_total` is told how many records are to be copied
         and verified."""
-        if state.state.finished:
-            raise InvalidRequest(
-                f"this migration was finished before: remove {state.path} to begin another, to a target without these topics"
-            )
+        state.check_unfinished()
         self._target = target
         self._import = target.importing()
         self._target_source = EngineSource(target)

@@ -57,6 +57,13 @@ class StateFile:
                 f"{self.path} is of a migration to the engine {self.state.target!r}: use another data_dir for this target, or remove it"
             )
 
+    def check_unfinished(self) -> None:
+        """Raise InvalidRequest if the migration was finished. Asked before the target is opened: a node may serve it by now."""
+        if self.state.finished:
+            raise InvalidRequest(
+                f"this migration was finished before: remove {self.path} to begin another, to a target without these topics"
+            )
+
     def save(self) -> None:
         draft = self.path.with_suffix(".tmp")
         with draft.open("wb") as file:

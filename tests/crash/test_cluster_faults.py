@@ -1,0 +1,99 @@
+"""What `make torture-cluster` notices, without the cluster: a fault that does not happen, a channel that stays silent, and lost records."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import cast
+
+import pytest
+
+from scripts.demo.cluster import CHUNK, Channel, what_is_wrong
+from scripts.demo.speakers import FlyMQ
+from tests.crash import cluster_faults
+from tests.crash.cluster_faults import TRANSACTION, Repair, numbered, play_round, torn_transactions
+
+
+class Answered:
+    """A channel as far as a round looks at it."""
+
+    kind = FlyMQ
+    failure: str | None = None
+
+    def __init__(self) -> None:
+        self.acknowledged: list[bytes] = []
+        self.sent_again: set[bytes] = set()
+
+    def answer(self, chunks: int) -> None:
+        self.acknowledged += [b"x"] * chunks * CHUNK
+
+
+def one_channel() -> tuple[Answered, Channel]:
+    answered = Answered()
+    return answered, cast("Channel", answered)
+
+
+def test_a_part_that_does_not_come_back_fails_the_round() -> None:
+    answered, channel = one_channel()
+
+    def repair() -> None:
+        answered.answer(2)
+        raise RuntimeError("nobody took the place of a frozen node")
+
+    with pytest.raises(RuntimeError, match="nobody took"):
+        play_round(lambda: repair, [channel])
+
+
+def test_answers_from_before_the_fault_do_not_end_a_round() -> None:
+    answered, channel = one_channel()
+    repaired = threading.Event()
+
+    def fault() -> Repair:
+        answered.answer(3)  # while the part to kill is looked for
+
+        def repair() -> None:
+            answered.answer(1)  # what was under way
+            repaired.set()
+            answered.answer(1)
+
+        return repair
+
+    play_round(fault, [channel])
+    assert repaired.is_set()
+
+
+def test_a_channel_that_stays_silent_fails_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_faults, "ROUND_S_MAX", 0.0)
+    answered, channel = one_channel()
+    with pytest.raises(RuntimeError, match="FlyMQ was not answered"):
+        play_round(lambda: lambda: answered.answer(1), [channel])
+
+
+def test_the_values_of_a_channel_go_to_several_partitions() -> None:
+    chunk = next(numbered(b"x ", threading.Event()))
+    assert len({key for key, _ in chunk}) == CHUNK
+
+
+@pytest.mark.parametrize(
+    ("stored", "wrong"),
+    [
+        ([b"a", b"b"], ""),
+        ([b"a", b"b", b"b"], ""),
+        ([b"b"], "1 are lost"),
+        ([b"a", b"a", b"b"], "1 that were sent once are there twice"),
+        ([b"a", b"b", b"c"], "1 were never sent"),
+    ],
+)
+def test_what_is_lost_repeated_or_made_up_is_told(stored: list[bytes], wrong: str) -> None:
+    answered, channel = one_channel()
+    answered.acknowledged, answered.sent_again = [b"a", b"b"], {b"b"}
+    found = what_is_wrong(Counter(stored), [channel])
+    assert wrong in found
+    assert bool(wrong) == bool(found)
+
+
+def test_a_transaction_of_which_a_part_is_stored_is_told() -> None:
+    whole = Counter(TRANSACTION + b"7-%d" % number for number in range(CHUNK))
+    assert torn_transactions(whole) == torn_transactions(whole + whole) == ""
+    for torn in (whole - Counter([TRANSACTION + b"7-3"]), whole + Counter([TRANSACTION + b"7-3"])):
+        assert torn_transactions(torn) == "1 transactions are there in part"
