@@ -406,7 +406,7 @@ def decode_produce_once(data: bytes, start: int, end: int) -> ProduceOnce | None
         return None
     cells = data[values_at:values_end]
     values: Sequence[bytes] = [cells] if count == 1 else UniformCells(value_bytes, count, cells)
-    return ProduceOnce(producer, sequence, floor, resent == 1, topic, values, (), (), partition, ttl_ms, schema)
+    return ProduceOnce(producer, sequence, floor, resent == 1, topic, values, [], [], partition, ttl_ms, schema)
 
 
 def encode_stored_together(partition: int, base_offset: int, timestamp_ms: int) -> bytes:
