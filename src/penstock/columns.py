@@ -8,9 +8,10 @@ byte strings as any other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeGuard, overload
+from typing import TypeGuard, final, overload
 
 
+@final
 class UniformCells(Sequence[bytes]):
     """`rows` cells of `cell_bytes` each, back to back in `data`."""
 
@@ -56,8 +57,8 @@ class UniformCells(Sequence[bytes]):
 def are_uniform(columns: Sequence[object]) -> TypeGuard[Sequence[UniformCells]]:
     """Return whether columns hold cells of one size, the same for all of them; at least one column is given."""
     first = columns[0]
-    return isinstance(first, UniformCells) and all(
-        isinstance(column, UniformCells) and column.cell_bytes == first.cell_bytes for column in columns
+    return type(first) is UniformCells and all(
+        type(column) is UniformCells and column.cell_bytes == first.cell_bytes for column in columns
     )
 
 

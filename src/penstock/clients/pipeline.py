@@ -54,6 +54,11 @@ class Exchange(ABC, Generic[Message]):
     def accept(self, message: Message, first: int, count: int) -> None:
         """Take `count` replies of `message` from its `first` on. Raises ProtocolViolation if they are not replies to these requests."""
 
+    def succeed(self) -> None:
+        """Every reply is in."""
+        if not self.finished.done():
+            self.finished.set_result(None)
+
     def fail(self, error: PenstockError) -> None:
         if not self.finished.done():
             self.finished.set_exception(error)
@@ -92,13 +97,15 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
 
     # -- what the client calls -------------------------------------------------------------------------------------------
 
-    def submit(self, exchange: Exchange[Message]) -> None:
-        """Queue an exchange for the next write; its `finished` future tells the rest."""
+    def submit(self, exchange: Exchange[Message], *, now: bool = False) -> None:
+        """Queue an exchange for the next write, or write it `now` with what is queued; its `finished` future tells the rest."""
         if self.lost is not None:
             exchange.fail(_again(self.lost))
             return
         self._unwritten.append(exchange)
-        if not self._flush_scheduled and not self._paused:
+        if now:
+            self._flush()
+        elif not self._flush_scheduled and not self._paused:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
@@ -192,8 +199,7 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
             exchange.awaited -= count
             if not exchange.awaited:
                 awaiting.popleft()
-                if not exchange.finished.done():
-                    exchange.finished.set_result(None)
+                exchange.succeed()
 
     def _check_deadline(self) -> None:
         self._watch = None

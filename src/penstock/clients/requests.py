@@ -87,6 +87,26 @@ class Requests(Generic[Message]):
         except BaseException:
             self._window.leave(requests, size_bytes)
             raise
+        self._hand_over(pipeline, exchange, after, now=False)
+
+    def has_room_for(self, exchange: Exchange[Message]) -> bool:
+        """Whether it need not wait, neither for others nor for a connection."""
+        return (
+            self._pipeline is not None
+            and not self._closed
+            and self._window.has_room_for(exchange.awaited, len(exchange.data))
+        )
+
+    def submit_now(self, exchange: Exchange[Message], *, after: Exchange[Message] | None = None) -> None:
+        """Do as `submit` if `has_room_for` it, and write it in this turn of the loop."""
+        assert self._pipeline is not None, "there is no connection"
+        self._window.enter_now(exchange.awaited, len(exchange.data))
+        self._hand_over(self._pipeline, exchange, after, now=True)
+
+    def _hand_over(
+        self, pipeline: Pipeline[Message], exchange: Exchange[Message], after: Exchange[Message] | None, *, now: bool
+    ) -> None:
+        requests, size_bytes = exchange.awaited, len(exchange.data)
 
         def settled(finished: asyncio.Future[None]) -> None:
             self._window.leave(requests, size_bytes)
@@ -99,7 +119,7 @@ class Requests(Generic[Message]):
         if after is not None and after.finished.done() and (after.finished.cancelled() or after.finished.exception()):
             exchange.fail(ConnectionLost(f"not sent: the connection to {self._address} was lost before its turn came"))
         else:
-            pipeline.submit(exchange)
+            pipeline.submit(exchange, now=now)
 
     async def close(self) -> None:
         """Let what is in flight finish (each within its own time), then hang up. Closing again does nothing."""

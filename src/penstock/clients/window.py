@@ -18,10 +18,18 @@ class Window:
         self._bytes = 0
         self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
 
+    def has_room_for(self, requests: int, size_bytes: int) -> bool:
+        """Whether they would enter without waiting."""
+        return not self._waiting and self._has_room(requests, size_bytes)
+
+    def enter_now(self, requests: int, size_bytes: int) -> None:
+        """Enter, if there is room for them."""
+        self._requests += requests
+        self._bytes += size_bytes
+
     async def enter(self, requests: int, size_bytes: int) -> None:
-        if not self._waiting and self._has_room(requests, size_bytes):
-            self._requests += requests
-            self._bytes += size_bytes
+        if self.has_room_for(requests, size_bytes):
+            self.enter_now(requests, size_bytes)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((requests, size_bytes, turn))

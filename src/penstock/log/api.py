@@ -113,7 +113,7 @@ class Batch:
         self.expiries = expiries
         self.count = len(values)
         if size_bytes is None:
-            if isinstance(values, UniformCells):
+            if type(values) is UniformCells:
                 size_bytes = len(values.data)
             else:
                 size_bytes = sum(map(len, filter(None, values)))

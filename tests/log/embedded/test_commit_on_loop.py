@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import NoSpace, NotWritten, OutcomeUnknown, PenstockError
-from penstock.log.api import Batch, Durability, TopicConfig
+from penstock.log.api import Appended, Batch, BatchFor, Durability, LateBatch, TopicConfig
 from penstock.log.appending import start_append
-from penstock.log.embedded import EmbeddedEngine
-from penstock.log.embedded.commit import WRITTEN_ON_LOOP_BYTES_MAX
+from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded.commit import FLUSHED_ON_LOOP_PARTITIONS_MAX, WRITTEN_ON_LOOP_BYTES_MAX
 from penstock.log.embedded.disk import QUICK_FLUSH_S_MAX
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.storage import TimedDisk
+from tests.log.embedded.storage import TimedDisk, path_of, settled
 from tests.log.records import append, read_values
 
 THERE = "penstock-commit"
+
+
+class SegmentFullDisk(TimedDisk):
+    """Has no space for the second write to a segment, once, after it was asked for."""
+
+    second_segment_is_full = False
+    _segments_written = 0
+
+    def pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
+        if self.second_segment_is_full and path_of(fd).suffix == ".log":
+            self._segments_written += 1
+            if self._segments_written == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().pwrite(fd, data, position)
 
 
 @pytest.fixture
@@ -75,15 +91,80 @@ async def test_a_small_commit_that_waits_for_no_disk_is_written_on_the_loop_howe
         [("safe", 0, WRITTEN_ON_LOOP_BYTES_MAX)],
         [("safe", 0, 20_000), ("safe", 0, 20_000)],
         [("safe", 0, 1), ("safe", 1, 1)],
-        [("safe", 0, 1), ("loose", 0, 1)],
         [("later", 0, 1)],
+        [("safe", 0, 1), ("later", 0, 1)],
     ],
-    ids=["large", "large together", "two partitions", "two topics", "interval"],
+    ids=["large", "large together", "no journal yet", "interval", "one of interval"],
 )
 async def test_other_commits_go_to_the_commit_thread(
     engine: EmbeddedEngine, disk: TimedDisk, appends: list[tuple[str, int, int]]
 ) -> None:
     assert await writers(engine, disk, *appends) == {THERE}
+
+
+async def test_small_commits_to_a_few_partitions_go_through_the_journal_on_the_loop(
+    engine: EmbeddedEngine, disk: TimedDisk
+) -> None:
+    two = [("safe", 0, 100), ("safe", 1, 100)]
+    assert await writers(engine, disk, *two) == {THERE}, "the journal is made in the thread"
+    flushes = disk.flushes.copy()
+    assert await writers(engine, disk, *two, ("loose", 0, 100)) == {here()}
+    assert disk.flushes - flushes == {"journal": 1}
+    assert await read_values(engine.partition("safe", 1)) == [b"v" * 100] * 2
+    assert await writers(engine, disk, *two, ("safe", 0, WRITTEN_ON_LOOP_BYTES_MAX)) == {THERE}
+    disk.flush_s = 60.0
+    assert await writers(engine, disk, *two) == {THERE}
+
+
+async def test_a_commit_to_many_partitions_goes_to_the_commit_thread(engine: EmbeddedEngine, disk: TimedDisk) -> None:
+    await engine.create_topic("wide", TopicConfig(partitions=FLUSHED_ON_LOOP_PARTITIONS_MAX + 1))
+    wide = [("wide", index, 1) for index in range(FLUSHED_ON_LOOP_PARTITIONS_MAX + 1)]
+    await writers(engine, disk, *wide)
+    assert await writers(engine, disk, *wide[:-1]) == {here()}
+    assert await writers(engine, disk, *wide) == {THERE}
+
+
+def start_atomic(engine: EmbeddedEngine, *parts: tuple[str, int, Batch | LateBatch]) -> asyncio.Future[list[Appended]]:
+    future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+
+    def done(result: Sequence[Appended] | PenstockError) -> None:
+        if isinstance(result, PenstockError):
+            future.set_exception(result)
+        else:
+            future.set_result(list(result))
+
+    engine.append_atomic([BatchFor(engine.partition(topic, index), batch) for topic, index, batch in parts], done)
+    return future
+
+
+async def test_a_small_atomic_append_is_written_on_the_loop(engine: EmbeddedEngine, disk: TimedDisk) -> None:
+    one, two = engine.partition("safe", 0), engine.partition("safe", 1)
+    late = LateBatch(lambda places: Batch([b"at %d" % places[one].base_offset]), 20)
+    seen = []
+    for _ in range(3):
+        disk.threads.clear()
+        await start_atomic(engine, ("safe", 1, late), ("safe", 0, Batch([b"record"])))
+        seen.append(set(disk.threads))
+    assert seen == [{THERE}, {here()}, {here()}]
+    assert await read_values(two) == [b"at 1", b"at 2", b"at 3"]
+    disk.threads.clear()
+    await start_atomic(engine, ("safe", 0, Batch([b"record"])), ("loose", 0, Batch([b"flushed too"])))
+    assert set(disk.threads) == {THERE}, "what the topic has not flushed is flushed first, however much that is"
+
+
+async def test_a_full_journal_is_retired_by_the_commit_thread(
+    open_engine: OpenEngine, tmp_path: Path, disk: TimedDisk
+) -> None:
+    engine = await open_engine(tmp_path / "data", disk=disk, options=EngineOptions(journal_bytes=64 << 10))
+    await engine.create_topic("safe", TopicConfig(partitions=2))
+    on_loop = 0
+    for _ in range(40):
+        on_loop += await writers(engine, disk, ("safe", 0, 5000), ("safe", 1, 5000)) == {here()}
+    assert on_loop > 20
+    await settled(engine)
+    journals = list((tmp_path / "data" / "journal").iterdir())
+    assert len(journals) <= 2
+    assert [len(await read_values(engine.partition("safe", index))) for index in range(2)] == [40, 40]
 
 
 async def test_an_append_for_which_nobody_waits_does_not_hold_the_loop(engine: EmbeddedEngine, disk: TimedDisk) -> None:
@@ -145,6 +226,43 @@ async def outcome(engine: EmbeddedEngine, values: list[bytes]) -> tuple[object, 
         except PenstockError as error:
             results.append((type(error), str(error)))
     return *results, partition.failure, partition.committed_end, await read_values(partition)
+
+
+@pytest.mark.parametrize("fault", ["flush fails", "write fails", "disk full", "short writes", "no space in a segment"])
+async def test_faults_of_an_atomic_append_have_the_same_outcome_in_either_thread(
+    open_engine: OpenEngine, tmp_path: Path, fault: str
+) -> None:
+    found = []
+    for on_loop in (True, False):
+        disk = SegmentFullDisk()
+        engine = await open_engine(tmp_path / str(on_loop), disk=disk)
+        await engine.create_topic("safe", TopicConfig(partitions=2))
+        await start_atomic(engine, ("safe", 0, Batch([b"first"])), ("safe", 1, Batch([b"first"])))
+        disk.flush_s = 0.0 if on_loop else 1.0
+        disk.threads.clear()
+        if fault == "flush fails":
+            disk.fail_next_fsync()
+        elif fault == "write fails":
+            disk.fail_next_write()
+        elif fault == "disk full":
+            disk.fail_next_write(errno.ENOSPC)
+        elif fault == "short writes":
+            disk.short_writes()
+        else:
+            disk.second_segment_is_full = True
+        results: list[object] = []
+        for value in (b"v" * 100, b"next"):
+            try:
+                results.append(await start_atomic(engine, ("safe", 0, Batch([value])), ("safe", 1, Batch([value]))))
+            except PenstockError as error:
+                results.append((type(error), str(error).replace(str(on_loop), "directory")))
+        partitions = [engine.partition("safe", index) for index in range(2)]
+        results += [(each.failure, each.committed_end, await read_values(each)) for each in partitions]
+        found.append(results)
+        if fault == "short writes":
+            assert set(disk.threads) == {here() if on_loop else THERE}
+    assert found[0] == found[1]
+    assert found[0][2][1:] == found[0][3][1:], "all or nothing"  # type: ignore[index]
 
 
 @pytest.mark.parametrize("fault", ["flush fails", "write fails", "disk full", "short writes"])

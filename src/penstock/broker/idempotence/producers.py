@@ -29,6 +29,7 @@ from penstock.broker.idempotence.stored import (
     NOT_STORED,
     PRODUCER_SLOT,
     PRODUCERS_TOPIC,
+    REASON_CHARACTERS_MAX,
     Place,
     ProducerKey,
     StoredProducer,
@@ -64,6 +65,9 @@ FORGOTTEN_PER_APPEND_MAX: Final = 1024
 """Producers that are removed from the log at a time."""
 _PLACE_BYTES_MAX: Final = 32
 """Of one place in an entry."""
+_FIELDS_BYTES_MAX: Final = 64
+"""Of an entry's fields of a fixed size."""
+_REASON_BYTES_MAX: Final = 4 * REASON_CHARACTERS_MAX + 64
 _STORED_SOMEWHERE: Final = "the records are stored, but the log has not told at which offsets"
 _ENTRY_BYTES: Final = 64
 """What an entry or a producer takes in memory beside its bytes, about."""
@@ -299,7 +303,6 @@ class IdempotentProducers(Part):
         except (UnknownProducer, OutOfOrderSequence):
             self.stats.refused += 1
             raise
-        self._size_bytes += known.measure()
         if verdict is Verdict.REPEATED:
             self._answer_again(known, topic, request, len(batch), done)
         elif verdict is Verdict.IN_FLIGHT:
@@ -480,7 +483,14 @@ class _Write:
                 places = [Place(partition.index, *place) for partition, place in landed]
                 self._settle(self._entry, Written(self._column, places, self._refused))
 
-        size_bytes = len(key) + len(encode(self._stored(column, (), reasons))) + _PLACE_BYTES_MAX * len(parts)
+        size_bytes = (
+            len(key)
+            + _FIELDS_BYTES_MAX
+            + 4 * len(self._topic)
+            + len(column)
+            + _PLACE_BYTES_MAX * len(parts)
+            + _REASON_BYTES_MAX * len(reasons)
+        )
         self._owner.append(parts, LateBatch(make, size_bytes), done)
         self._known.slots |= 1 << self._slot
 

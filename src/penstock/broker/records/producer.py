@@ -97,7 +97,12 @@ class Producer:
         if faults is not None:
             rows = faults.accepted(len(batch))
             partition, batch = _pick_partitions(partition, rows), _pick(batch, rows)
-        partitions = self._route(info, partition, batch).tolist() if len(batch) else []
+        if partition == ANY_PARTITION and info.config.partitions == 1:
+            partition = 0
+        if isinstance(partition, int) and partition != ANY_PARTITION:
+            partitions = [partition] * len(batch)
+        else:
+            partitions = self._route(info, partition, batch).tolist() if len(batch) else []
         return Accepted(info.id, batch, partitions, faults)
 
     def place(self, topic: str, partition: int | Sequence[int], batch: Batch) -> Placed:

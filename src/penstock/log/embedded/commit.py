@@ -13,9 +13,9 @@ commit; appends that were only gathered with it are not affected.
 Topics with `interval` or `none` durability are written without waiting for a flush.
 
 A small group is written on the loop itself if nothing is under way and somebody waits for it: handing it to another thread and back
-would take longer than the write. That holds for topics with `none`, which wait for nothing at all, and for a group of one partition
-with `fsync` while the disk flushes quickly (`Disk.flushes_quickly`). After a slow flush groups go to the thread again, until flushes are
-quick there.
+would take longer than the write. That holds for topics with `none`, which wait for nothing at all, and for a few partitions with `fsync`
+while the disk flushes quickly (`Disk.flushes_quickly`). After a slow flush groups go to the thread again, until flushes are quick there.
+What takes longer than a write is left to the thread: a new segment, a new journal, a checkpoint.
 
 Only the commit thread touches writers and the journal; the loop does for such a small group, while it holds the thread's queue and the
 thread waits. A failed flush is final for the partitions in it: whether their data is on disk is unknown (OutcomeUnknown), so they refuse
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 WRITTEN_ON_LOOP_BYTES_MAX: Final = 32 << 10
 """Of a group. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
+FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4
+"""Of a group. Each takes some 50 us beside its bytes."""
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
@@ -138,22 +140,28 @@ class Committer:
 
     def _write_here(self, parts: list[PartitionCommit]) -> bool:
         """Write a group that need not wait for the disk for long; False where it might, or where the commit thread is at work."""
-        size_bytes = 0
+        size_bytes = flushed = 0
         for part in parts:
             size_bytes += part.size_bytes
             mode = part.partition.config.durability.mode
-            if part.atomic or size_bytes > WRITTEN_ON_LOOP_BYTES_MAX or mode == "interval":
+            if size_bytes > WRITTEN_ON_LOOP_BYTES_MAX or mode == "interval" or (part.atomic and mode == "none"):
                 return False
-            if mode == "fsync" and (len(parts) > 1 or not self._disk.flushes_quickly()):
-                return False
+            flushed += mode == "fsync"
+        if flushed and (flushed > FLUSHED_ON_LOOP_PARTITIONS_MAX or not self._disk.flushes_quickly()):
+            return False
         if not self._tasks.try_acquire():
             return False
         try:
             now_ms = self._clock.now_ms()
-            for part in parts:
-                if part.rolls(now_ms) or not self._files.has_room_for(part.partition):
-                    return False
+            if flushed > 1 and not self._journal.end:
+                return False
+            if any(part.rolls(now_ms) for part in parts):
+                return False
+            if not self._files.has_room_for([part.partition for part in parts]):
+                return False
             seconds = self._write(parts)
+            if flushed > 1 and self._checkpoint_is_due():
+                self._tasks.put(self._checkpoint_if_due)
         finally:
             self._tasks.release()
         self._committed(parts, seconds)
@@ -215,11 +223,17 @@ class Committer:
 
     def _commit(self, parts: list[PartitionCommit]) -> None:
         self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts))
+        self._checkpoint_if_due()
+
+    def _checkpoint_if_due(self) -> None:
         if self._checkpoint is not None and self._checkpoint.done():
             self._finish_checkpoint()
-        # Files that lean on the journal are synced before they are closed, and by a checkpoint they are beside the commits.
-        if self._journal.end >= self._options.journal_bytes or len(self._unsynced) > self._files.files_max // 2:
+        if self._checkpoint_is_due():
             self.checkpoint(wait=False)
+
+    def _checkpoint_is_due(self) -> bool:
+        # Files that lean on the journal are synced before they are closed, and by a checkpoint they are beside the commits.
+        return self._journal.end >= self._options.journal_bytes or len(self._unsynced) > self._files.files_max // 2
 
     def _write(self, parts: list[PartitionCommit]) -> float:
         """Write a group as its topics want it; returns the seconds that took."""
@@ -253,6 +267,8 @@ class Committer:
                 part.leave_out_refused()  # what has no place in a part that failed cannot tell of it
                 self._lay_out(part, now_ms)
             self._refuse_failed(parts)
+            if not any(part.refused for part in parts):
+                break
             # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
             laid_out = [part for part in parts if part.atomic and part.leave_out_refused()]
             late = [part for part in parts if part.late] if laid_out else []

@@ -493,15 +493,15 @@ class EmbeddedEngine(Engine):
     def append_atomic(self, parts: Sequence[BatchFor], done: OnAllAppended) -> None:
         if len({part.partition for part in parts}) != len(parts) or not parts:
             raise InvalidRequest("an atomic append names each partition once, and at least one")
-        refusal = next((refusal for part in parts if (refusal := _ours(part.partition).refusal())), None)
-        if refusal is not None:
-            self._loop.call_soon(done, refusal)
-            return
-        for part in parts:
-            _ = part.batch.size_bytes  # raises for a bug of the caller, before a part of it is queued
+        for partition, batch in parts:
+            _ = batch.size_bytes  # raises for a bug of the caller, before a part of it is queued
+            refusal = _ours(partition).refusal()
+            if refusal is not None:
+                self._loop.call_soon(done, refusal)
+                return
         whole = AtomicAppend(len(parts), done)
-        for at, part in enumerate(parts):
-            _ours(part.partition).append(part.batch, whole.done_for(at), whole)
+        for at, (partition, batch) in enumerate(parts):
+            _ours(partition).append(batch, whole.done_for(at), whole)
 
     # -- snapshots -------------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 
+_NOWHERE: Final = Appended(-1, 0)
 # What a record costs in a block beside its bytes: its lengths, at most.
 _ROW_BYTES: Final = 12
 
@@ -53,7 +54,7 @@ class Waiting(NamedTuple):
 class AtomicAppend:
     """An append to several partitions. While its parts wait, one of them may be refused; then none of them is written."""
 
-    __slots__ = ("_done", "_left", "_results", "places", "refusal")
+    __slots__ = ("_done", "_error", "_left", "_results", "places", "refusal")
 
     def __init__(self, parts: int, done: OnAllAppended) -> None:
         self.refusal: PenstockError | None = None
@@ -61,15 +62,18 @@ class AtomicAppend:
         """Where its parts are laid out, for those that tell of it; the commit thread's own."""
         self._done = done
         self._left = parts
-        self._results: list[Appended | PenstockError | None] = [None] * parts
+        self._results = [_NOWHERE] * parts
+        self._error: PenstockError | None = None
 
     def done_for(self, part: int) -> OnAppended:
         def part_done(result: Appended | PenstockError) -> None:
-            self._results[part] = result
+            if isinstance(result, Appended):
+                self._results[part] = result
+            elif self._error is None:
+                self._error = result
             self._left -= 1
             if self._left == 0:
-                error = next((result for result in self._results if isinstance(result, PenstockError)), None)
-                self._done(error or [result for result in self._results if isinstance(result, Appended)])
+                self._done(self._error or self._results)
 
         return part_done
 
@@ -203,8 +207,8 @@ class PartitionCommit:
         if isinstance(first, PlacedBatch):
             assert len(self.appends) == 1, "whoever places records appends nothing else"
             return [first]
-        if fits and len(self.appends) == 1 and isinstance(first, Batch):
-            return [first]
+        if fits and len(self.appends) == 1 and not isinstance(first, BlockBatch):
+            return [_made(self.appends[0])]
         pieces: list[Batch | Block] = []
         for laid_out, appends in itertools.groupby(self.appends, lambda append: isinstance(append.batch, BlockBatch)):
             if laid_out:
@@ -222,9 +226,9 @@ class PartitionCommit:
             data = place_block(piece, offset, self.timestamp_ms, compress=compress, seal=seal, commit=commit)
             return BlockHeader(data), data
         placed = piece if isinstance(piece, PlacedBatch) else None
-        is_plain = placed is None and piece.keys is None and piece.headers is None and piece.expiries is None
+        is_plain = placed is None and piece.headers is None and piece.expiries is None
         if is_plain and not compress:
-            return encode_plain_block(offset, self.timestamp_ms, piece.values, seal=seal, commit=commit)
+            return encode_plain_block(offset, self.timestamp_ms, piece.values, piece.keys, seal=seal, commit=commit)
         data = encode_block(
             offset if placed is None else placed.offsets[0],
             self.timestamp_ms,

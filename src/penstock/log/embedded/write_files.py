@@ -7,7 +7,7 @@ that writing it back has failed. Files that nobody writes to for a while are clo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.log.embedded.disk import is_out_of_descriptors
@@ -26,9 +26,10 @@ class WriteFiles:
         self._open: dict[EmbeddedPartition, None] = {}
         """The one written longest ago first."""
 
-    def has_room_for(self, partition: EmbeddedPartition) -> bool:
-        """Whether a write to this partition needs no other file closed."""
-        return partition in self._open or len(self._open) < self.files_max
+    def has_room_for(self, partitions: Sequence[EmbeddedPartition]) -> bool:
+        """Whether writes to these partitions need no file closed."""
+        is_open = self._open
+        return len(is_open) + sum([each not in is_open for each in partitions]) <= self.files_max
 
     def use(self, partition: EmbeddedPartition) -> None:
         """Open the file that a partition writes to, before a write, if it is not."""

@@ -107,7 +107,10 @@ async def test_a_new_request_does_not_overtake_one_that_is_sent_again() -> None:
         await broker.requests_arrived(2)
         broker.peers[0].transport.abort()
         await asyncio.gather(first, client.send("t", b"second"))
-        assert [(sequence, resent) for _, sequence, _, resent in numbers(broker)] == [(0, False), (0, True), (1, False)]
+        arrived = [(sequence, resent) for _, sequence, _, resent in numbers(broker)]
+        assert arrived[:2] == [(0, False), (0, True)]
+        # Whether the second counts as sent before depends on whether it was written to the connection that was lost.
+        assert [sequence for sequence, _ in arrived] == [0, 0, 1]
 
 
 async def test_a_connection_that_is_lost_again_and_again_is_told_in_the_end() -> None:

@@ -195,7 +195,8 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         ttl_ms = None if ttl_s is None else milliseconds(ttl_s, "time to live")
         if self._once is not None:
             try:
-                return require_success([await self._once.send(replace(outgoing, ttl_ms=ttl_ms))])[0]
+                once = outgoing if ttl_ms is None else replace(outgoing, ttl_ms=ttl_ms)
+                return require_success([await self._once.send(once)])[0]
             except NotIdempotent:
                 self._once = None
         if ttl_ms is not None:

@@ -1,7 +1,8 @@
 """The idempotent producer of a client: requests are numbered, and sent again after a lost connection.
 
-One task hands the requests of a producer to the connection, in the order of their numbers, so that a new one never overtakes one that is
-sent again. Records of single sends that come while it waits for its turn go together in one request.
+Requests are handed to the connection in the order of their numbers, so that a new one never overtakes one that is sent again: at once if
+there is nothing to wait for, otherwise by one task. Records of single sends that come in one turn of the loop, or while all requests that
+may be in flight are, go together in one request.
 
 The broker hands out the id of the producer. If it has forgotten it, a request that was sent only once is certainly not stored: it is
 numbered anew under another id. One that was sent before fails, because whether it was stored is unknown.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ from penstock.errors import (
 from penstock.protocols.flymq.client.exchanges import Channel, Replies, mismatch
 from penstock.protocols.flymq.client.producing import Outgoing, Result
 from penstock.protocols.flymq.codec.frames import Reply
+from penstock.protocols.flymq.codec.record_layouts import decode_stored_together, encode_produce_once
 from penstock.protocols.flymq.errors import decode_error, error_for
 from penstock.protocols.flymq.operations.limits import PRODUCED_ONCE_HEADERS_MAX
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
@@ -83,18 +85,30 @@ class OnceExchange(Exchange[Replies]):
         "doubt",
         "ids",
         "lost",
+        "on_reply",
         "producer",
         "records",
         "sequence",
         "topic",
+        "waiters",
     )
 
-    def __init__(self, outgoing: Outgoing, first: int, last: int, *, timeout_s: float) -> None:
-        data = encode_request(_request(outgoing, first, last))
-        super().__init__(data, replies=1, timeout_s=timeout_s, repeatable=True)
+    def __init__(
+        self,
+        outgoing: Outgoing,
+        first: int,
+        last: int,
+        *,
+        timeout_s: float,
+        waiters: Sequence[asyncio.Future[Result]] = (),
+    ) -> None:
+        """`waiters` are those of single sends: each is told of its record."""
+        super().__init__(_encoded(outgoing, first, last), replies=1, timeout_s=timeout_s, repeatable=True)
         self.topic = outgoing.topic
         self.records = last - first
         self.answered: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+        self.waiters = waiters
+        self.on_reply: Callable[[OnceExchange], None] | None = None
         self.producer: _Producer | None = None
         self.sequence = -1
         self.ids = 0
@@ -131,6 +145,11 @@ class OnceExchange(Exchange[Replies]):
         else:
             raise mismatch(ProduceOnce.opcode, message)
 
+    def succeed(self) -> None:
+        super().succeed()
+        if self.on_reply is not None:
+            self.on_reply(self)
+
     @property
     def refusal(self) -> PenstockError | None:
         """The error that the broker answered with."""
@@ -145,9 +164,12 @@ class OnceExchange(Exchange[Replies]):
             return
         if error is None:
             self.answered.set_result(self._results)
+            if self.waiters:
+                _deal_out(self.waiters, self._results)
         else:
             self.answered.set_exception(error)
             self.answered.exception()  # seen, even where nobody waits any more
+            _deal_out(self.waiters, [_again(error) for _ in self.waiters])
 
     def renumbered(self) -> None:
         """Forget the producer and the answer, to be sent under another id."""
@@ -157,6 +179,12 @@ class OnceExchange(Exchange[Replies]):
         self.awaited = 1
 
     def _decoded(self, payload: bytes) -> list[Result]:
+        together = decode_stored_together(payload)
+        if together is not None:
+            topic, (partition, first, timestamp_ms) = self.topic, together
+            return [
+                RecordMetadata(topic, partition, offset, timestamp_ms) for offset in range(first, first + self.records)
+            ]
         stored = decode_reply(ProduceOnce, payload)
         partitions = stored.partitions or [place[0] for place in stored.places[:1]] * self.records
         nexts = {partition: [offset, timestamp_ms] for partition, offset, timestamp_ms in stored.places}
@@ -176,19 +204,18 @@ class OnceExchange(Exchange[Replies]):
         return results
 
 
-def _request(outgoing: Outgoing, first: int, last: int) -> ProduceOnce:
-    return ProduceOnce(
-        bytes(PRODUCER_BYTES),
-        0,
-        0,
-        False,
-        outgoing.topic,
-        outgoing.values[first:last],
-        outgoing.keys[first:last] if outgoing.keys else (),
-        outgoing.headers[first:last] if outgoing.headers else (),
-        outgoing.partition,
-        outgoing.ttl_ms or 0,
-        outgoing.schema or "",
+def _encoded(outgoing: Outgoing, first: int, last: int) -> bytes:
+    """A request whose numbers are still to be filled in."""
+    topic, values, partition = outgoing.topic, outgoing.values[first:last], outgoing.partition
+    ttl_ms, schema = outgoing.ttl_ms or 0, outgoing.schema or ""
+    if not outgoing.keys and not outgoing.headers:
+        data = encode_produce_once(topic, values, partition, ttl_ms, schema)
+        if data is not None:
+            return data
+    keys = outgoing.keys[first:last] if outgoing.keys else ()
+    headers = outgoing.headers[first:last] if outgoing.headers else ()
+    return encode_request(
+        ProduceOnce(bytes(PRODUCER_BYTES), 0, 0, False, topic, values, keys, headers, partition, ttl_ms, schema)
     )
 
 
@@ -269,20 +296,10 @@ class _Gathered:
             self.common.ttl_ms,
         )
         try:
-            exchange = OnceExchange(outgoing, 0, len(rows), timeout_s=timeout_s)
+            return OnceExchange(outgoing, 0, len(rows), timeout_s=timeout_s, waiters=waiters)
         except PenstockError as error:
             _deal_out(waiters, [_again(error) for _ in waiters])
             return None
-
-        def answered(answer: asyncio.Future[list[Result]]) -> None:
-            error = answer.exception()
-            if isinstance(error, PenstockError):
-                _deal_out(waiters, [_again(error) for _ in waiters])
-            else:
-                _deal_out(waiters, answer.result())
-
-        exchange.answered.add_done_callback(answered)
-        return exchange
 
 
 def _deal_out(waiters: Sequence[asyncio.Future[Result]], results: Sequence[Result]) -> None:
@@ -315,7 +332,8 @@ class OnceSender:
         self._unknown: list[OnceExchange] = []
         """Requests whose producer the broker has forgotten, which were certainly not stored."""
         self._task: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
+        """Does what has to wait."""
+        self._scheduled = False
 
     async def send(self, record: Outgoing) -> Result:
         """Store one record; return where it is, or why it is not stored."""
@@ -363,21 +381,53 @@ class OnceSender:
             raise
         return results if stopped is None else results + [stopped] * (len(outgoing.values) - len(results))
 
-    # -- the task that hands requests to the connection --------------------------------------------------------------------
+    # -- handing requests to the connection --------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        if self._task is None:
+        """See to what there is to do at the end of this turn of the loop, so that everything the turn brings goes together."""
+        if self._task is None and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._advance)
+
+    def _advance(self) -> None:
+        self._scheduled = False
+        if self._producer is None or self._lost or self._unknown or self._hand_over(self._producer):
             self._task = asyncio.get_running_loop().create_task(self._run())
-        else:
-            self._changed.set()
+
+    def _hand_over(self, producer: _Producer) -> bool:
+        """Number and send what may be in flight. Return whether the next request has to wait for room or a connection."""
+        while len(producer.unanswered) < producer.in_flight_max:
+            if not self._queue:
+                self._seal()
+            if not self._queue:
+                break
+            exchange = self._queue[0]
+            if exchange.answered.done():  # whoever waited has gone
+                self._queue.popleft()
+            elif self._requests.has_room_for(exchange):
+                self._requests.submit_now(exchange, after=self._number_next(producer))
+            else:
+                return True
+        return False
+
+    def _number_next(self, producer: _Producer) -> OnceExchange | None:
+        """Make the next request ready to be sent; return the one that it must not overtake."""
+        before = next(reversed(producer.unanswered.values()), None)
+        exchange = self._queue.popleft()
+        exchange.number(producer)
+        self._prepare(exchange)
+        return before
+
+    def _prepare(self, exchange: OnceExchange) -> None:
+        exchange.prepare()
+        exchange.on_reply = self._replied
+        exchange.finished.add_done_callback(lambda finished: self._finished(exchange, finished))
 
     async def _run(self) -> None:
         failure: PenstockError | None = None
         try:
-            while self._queue or self._gathered or self._lost or self._unknown:
-                self._changed.clear()
-                if not await self._step():
-                    await self._changed.wait()
+            while await self._step():
+                pass
         except PenstockError as error:
             failure = error
         except BaseException:
@@ -389,7 +439,7 @@ class OnceSender:
                 self._fail_all(failure)
 
     async def _step(self) -> bool:
-        """Do what is to be done next; False if that has to wait for an answer."""
+        """Do what is to be done next; False if there is nothing, or that has to wait for an answer."""
         if self._lost:
             await self._send_again()
             return True
@@ -398,21 +448,18 @@ class OnceSender:
             for exchange in reversed(unknown):
                 exchange.renumbered()
                 self._queue.appendleft(exchange)
-        producer = self._producer or await self._register()
-        if len(producer.unanswered) >= producer.in_flight_max:
+        if self._producer is None:
+            if not self._queue and not self._gathered:
+                return False
+            await self._register()
+            return True
+        if not self._hand_over(self._producer):
             return False
-        if not self._queue:
-            self._seal()
-        while self._queue:
-            exchange = self._queue.popleft()
-            if not exchange.answered.done():
-                before = next(reversed(producer.unanswered.values()), None)
-                exchange.number(producer)
-                await self._submit(exchange, before)
-                break
+        exchange = self._queue[0]
+        await self._submit(exchange, self._number_next(self._producer))
         return True
 
-    async def _register(self) -> _Producer:
+    async def _register(self) -> None:
         try:
             registered = await self._channel.ask(RegisterProducer())
         except (NotSupported, AccessDenied, AuthenticationRequired) as error:
@@ -420,7 +467,6 @@ class OnceSender:
         if len(registered.producer) != PRODUCER_BYTES:
             raise ProtocolViolation(f"the id of a producer has {len(registered.producer)} bytes, not {PRODUCER_BYTES}")
         self._producer = _Producer(registered.producer, max(1, registered.in_flight_max))
-        return self._producer
 
     async def _send_again(self) -> None:
         """Send what was lost with a connection, in order, and behind it nothing that was not."""
@@ -437,14 +483,13 @@ class OnceSender:
             elif not may_go_on:
                 exchange.settle(exchange.doubt or exchange.lost)
             else:
+                self._prepare(exchange)
                 await self._submit(exchange, before)
                 before = exchange
         if not may_go_on:
             self._outage = None
 
     async def _submit(self, exchange: OnceExchange, before: OnceExchange | None) -> None:
-        exchange.prepare()
-        exchange.finished.add_done_callback(lambda finished: self._finished(exchange, finished))
         try:
             await self._requests.submit(exchange, after=before)
         except PenstockError as error:
@@ -452,6 +497,7 @@ class OnceSender:
             raise
 
     def _finished(self, exchange: OnceExchange, finished: asyncio.Future[None]) -> None:
+        """Deal with a request that got no reply."""
         error = None if finished.cancelled() else finished.exception()
         if isinstance(error, ConnectionLost):
             exchange.lost = error
@@ -459,7 +505,11 @@ class OnceSender:
                 exchange.doubt = error
             self._lost[exchange] = None
             self._wake()
-            return
+        elif isinstance(error, PenstockError):
+            self._outage = None
+            self._settle(exchange, error)
+
+    def _replied(self, exchange: OnceExchange) -> None:
         self._outage = None
         unknown = isinstance(exchange.refusal, UnknownProducer)
         if unknown and self._producer is exchange.producer:
@@ -468,7 +518,10 @@ class OnceSender:
             self._unknown.append(exchange)
             self._wake()
             return
-        exchange.settle(error if isinstance(error, PenstockError) else None)
+        self._settle(exchange, None)
+
+    def _settle(self, exchange: OnceExchange, error: PenstockError | None) -> None:
+        exchange.settle(error)
         if self._queue or self._gathered:
             self._wake()
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from penstock.columns import UniformCells
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import I32, U16, U32
-from penstock.protocols.flymq.codec.record_layouts import ProduceRun, decode_produced
+from penstock.protocols.flymq.codec.record_layouts import ProduceRun, decode_produce_once, decode_produced
 from penstock.protocols.flymq.operations.blocks import ReadPlan
 from penstock.protocols.flymq.operations.groups import GroupCommit, GroupHeartbeat
 from penstock.protocols.flymq.operations.limits import (
@@ -38,7 +38,7 @@ from penstock.protocols.flymq.operations.limits import (
     LOGIN_PAYLOAD_BYTES_MAX,
 )
 from penstock.protocols.flymq.operations.operation import BadRequest, Operation, decode_request
-from penstock.protocols.flymq.operations.records import FetchRecords, Produce, ProduceRecords
+from penstock.protocols.flymq.operations.records import FetchRecords, Produce, ProduceOnce, ProduceRecords
 from penstock.protocols.flymq.operations.spark import StageCommit
 from penstock.protocols.flymq.operations.transactions import TxnCommit, TxnProduce, take_alike
 from penstock.protocols.flymq.wire import (
@@ -58,6 +58,7 @@ _PRODUCE = Produce.opcode
 _FETCH_RECORDS = FetchRecords.opcode
 _FETCH_FIELDS = struct.Struct(">iQiH")
 """Of FETCH_RECORDS, between topic and filter, and the length of the filter."""
+_PRODUCE_ONCE = ProduceOnce.opcode
 _UNIFORM_FRAMES_MIN = 16
 """Below this many frames, setting up arrays costs more than it saves."""
 _LONG_LISTS = frozenset(
@@ -209,6 +210,11 @@ class RequestDecoder(_FrameDecoder[Request]):
             return frame_end
         if opcode == _FETCH_RECORDS:
             body = _fetch_records(data, position + HEADER_BYTES, frame_end)
+            messages.append(Call(opcode, body, frame_end - position))
+            return frame_end
+        if opcode == _PRODUCE_ONCE:
+            start = position + HEADER_BYTES
+            body = decode_produce_once(data, start, frame_end) or decode_request(opcode, data, start, frame_end)
             messages.append(Call(opcode, body, frame_end - position))
             return frame_end
         if opcode != _PRODUCE:

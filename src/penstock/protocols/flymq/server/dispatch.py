@@ -160,7 +160,7 @@ def write(caller: Caller, request: Operation[Any], written: Callable[[Frame | Pe
     """Start a write to a topic that exists. Raises what is wrong with it, or calls `written` once with the reply or the error."""
 
     def encoded(reply: Any) -> None:
-        written(reply if isinstance(reply, PenstockError) else encode_reply(type(request), reply))
+        written(reply if isinstance(reply, PenstockError) else encode_answer(type(request), reply))
 
     WRITERS[type(request)](caller, request, encoded)
 

@@ -8,6 +8,7 @@ from penstock.broker.idempotence.stored import Written as Outcome
 from penstock.broker.schedule.schedule import expiry_of
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import Batch
+from penstock.protocols.flymq.codec.record_layouts import encode_stored_together
 from penstock.protocols.flymq.errors import error_text
 from penstock.protocols.flymq.operations import records as op
 from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
@@ -29,6 +30,8 @@ def produce_once(caller: Caller, request: op.ProduceOnce, written: Written) -> N
     def done(outcome: Outcome | PenstockError) -> None:
         if isinstance(outcome, PenstockError):
             written(outcome)
+        elif not outcome.partitions and not outcome.refused:
+            written(encode_stored_together(*outcome.places[0]))
         else:
             failures = [op.RecordFailure(row, error_text(error)) for row, error in outcome.refused]
             written(op.StoredOnce(outcome.partitions, outcome.places, failures))
