@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 # Tools find their programs (penstock, ruff, lint-imports) in the environment that `make setup` makes.
 BIN := .venv/bin
+# Hundreds of tests start an interpreter, which would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 SETUP_DONE := .venv/setup-done
 # How many tests run side by side, file by file in the order of the tree: largest file first, the few long crash tests would come
 # last and alone. Those that run Spark stand alone: it takes every processor.
