@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 # Tools find their programs (penstock, ruff, lint-imports) in the environment that `make setup` makes.
 BIN := .venv/bin
+# Hundreds of tests start an interpreter, which would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 SETUP_DONE := .venv/setup-done
 # How many tests run side by side, file by file in the order of the tree: largest file first, the few long crash tests would come
 # last and alone. Those that run Spark stand alone: it takes every processor.
@@ -43,10 +45,19 @@ pytest_twice = $(BIN)/python -m pytest $(1) $(2) || { [ $$? -eq 1 ] && \
 
 .PHONY: test
 test: lint ## everything: style, types, import rules and all tests
-	@$(call pytest_twice,-m "not jvm",--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder)
+	@$(call pytest_twice,-m "not jvm" $(DISK_TESTS),--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder)
+	@export TMPDIR=$(MEMORY); $(call pytest_twice,-m "not jvm" $(MEMORY_TESTS),--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder)
 	@without=; scripts/install-kafka || { echo "note: Kafka could not be fetched, so tests/kafka is left out"; without="--ignore tests/kafka"; }; \
 	$(call pytest_twice,-m jvm $$without)
 	@$(call pytest_twice,$(SKIPPING_TESTS) --engine skipping,--numprocesses $(JOBS) --dist loadfile)
+
+# Tests of the log, and of processes that end at any moment, write to a disk and flush it. All others have their files in memory, those
+# too that simulate what a disk loses in a power cut.
+MEMORY = $(shell scripts/memory-directory)
+POWER_CUT_TESTS := $(wildcard tests/crash/test_*power_cut.py)
+DISK_TESTS := $(filter-out $(POWER_CUT_TESTS),$(wildcard tests/crash/test_*.py)) tests/log tests/testing
+MEMORY_TESTS := $(POWER_CUT_TESTS) $(wildcard tests/test_*.py) \
+	$(filter-out tests/__pycache__ tests/crash tests/log tests/testing,$(patsubst %/,%,$(wildcard tests/*/)))
 
 # What relies most on how a log answers, on an engine that answers as freely as it may.
 SKIPPING_TESTS := $(addprefix tests/broker/,deliveries groups schedule staging topics transactions)

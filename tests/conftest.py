@@ -1,4 +1,5 @@
-"""What every test shares: the event loop it runs on, that it can be interrupted, and that Hypothesis finds the same each time.
+"""What every test shares: the event loop it runs on, that it can be interrupted, what starts its broker processes, and that
+Hypothesis finds the same each time.
 
 `async def` tests and fixtures run through anyio's pytest plugin (`anyio_mode = "auto"` in pyproject.toml), on uvloop
 because that is the loop of `penstock serve`. A test that waits for what never comes is cancelled and fails where it waits: pytest-timeout's
@@ -19,6 +20,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from penstock.testing.forkserver import ForkServer
+from penstock.testing.process import PRELOAD, BrokerProcess
 from tests.distribution import ReplacingLoadFile
 from tests.engines import ENGINES, Choice, can_run, forget_logs
 
@@ -56,6 +59,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     Choice.engine = config.getoption("--engine")
     Choice.seed = config.getoption("--engine-seed")
+    BrokerProcess.fork_server = ForkServer(PRELOAD)
+
+
+def pytest_unconfigure() -> None:
+    if BrokerProcess.fork_server is not None:
+        BrokerProcess.fork_server.close()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ReplacingLoadFile | None:

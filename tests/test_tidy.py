@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -222,16 +222,20 @@ def test_files_that_documents_name_are_there() -> None:
     assert not [f"{named(path)}: {name}" for path, name in named_files if not any((r / name).exists() for r in roots)]
 
 
-def imported_by(paths: Iterable[Path]) -> set[str]:
-    """The distributions whose modules are imported anywhere in these files."""
+@cache
+def modules_imported_by(path: Path) -> frozenset[str]:
     modules = set()
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                modules |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                modules.add((node.module or "").partition(".")[0])
-    owners = packages_distributions()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add((node.module or "").partition(".")[0])
+    return frozenset(modules)
+
+
+def imported_by(paths: Iterable[Path], owners: Mapping[str, list[str]]) -> set[str]:
+    """The distributions whose modules are imported anywhere in these files, by the owners of modules."""
+    modules = {module for path in paths for module in modules_imported_by(path)}
     return {
         NAMESPACES.get(module) or canonical(owners[module][0])
         for module in modules - sys.stdlib_module_names - {"penstock"}
@@ -245,9 +249,10 @@ def test_dependencies_are_what_the_code_imports() -> None:
     extras = {canonical(each) for name in EXTRAS for each in project["optional-dependencies"][name]} - {"penstock"}
     sources = set(python_files(SOURCE))
     with_extras = {path for path in sources if any(path.is_relative_to(SOURCE / room) for room in ROOMS_WITH_EXTRAS)}
-    assert (imported_by(sources - with_extras) - ONLY_UNDER_PYTEST) | PROGRAMS <= always
-    assert imported_by(sources) - ONLY_UNDER_PYTEST <= always | extras
-    assert always - PROGRAMS <= imported_by(sources), "a dependency that nothing imports"
+    owners = packages_distributions()
+    assert (imported_by(sources - with_extras, owners) - ONLY_UNDER_PYTEST) | PROGRAMS <= always
+    assert imported_by(sources, owners) - ONLY_UNDER_PYTEST <= always | extras
+    assert always - PROGRAMS <= imported_by(sources, owners), "a dependency that nothing imports"
 
 
 def canonical(requirement: str) -> str:

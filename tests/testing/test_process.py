@@ -11,6 +11,16 @@ from penstock.testing.crashing import CRASHED
 from penstock.testing.diskfaults import Crash
 from penstock.testing.process import BrokerProcessFailed
 
+pytestmark = pytest.mark.usefixtures("start")
+
+
+@pytest.fixture(params=["interpreter", "fork"])
+def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here holds whatever starts the process."""
+    assert BrokerProcess.fork_server is not None
+    if request.param == "interpreter":
+        monkeypatch.setattr(BrokerProcess, "fork_server", None)
+
 
 def test_it_survives_kill_9_on_the_same_directory_and_port(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:

@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import structlog
-
 from penstock.errors import DataLoss, InvalidRequest, PartitionNotFound, TopicNotFound
 from penstock.protocols.flymq.operations.blocks import NO_EPOCH, PartitionSpan, Plan, PlannedTopic, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
@@ -20,8 +18,6 @@ from penstock.spark.offsets import EARLIEST, LATEST, Epochs, Positions, StreamOf
 from penstock.spark.options import Place, SourceOptions, Subscription
 
 _GO_ON = "set the option failOnDataLoss to false to go on with what is left"
-
-_log = structlog.get_logger(__name__)
 
 
 class TopicHoldings(NamedTuple):
@@ -297,4 +293,6 @@ def lost(what: str, *, fail: bool, advice: str = _GO_ON) -> None:
     """Raises DataLoss if `fail` is set, and warns otherwise."""
     if fail:
         raise DataLoss(f"{what}; {advice}")
-    _log.warning("records_lost", reason=what)
+    import structlog  # slow to import, and rarely needed
+
+    structlog.get_logger(__name__).warning("records_lost", reason=what)

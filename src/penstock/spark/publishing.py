@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import threading
 
-import structlog
-
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.connection import ConnectionSettings, pooled_client
 from penstock.spark.offsets import Positions
-
-_log = structlog.get_logger(__name__)
 
 
 def publish(client: FlyMQClient, group: str, positions: Positions) -> None:
@@ -73,4 +69,8 @@ class BackgroundPublisher:
                 publish(pooled_client(self._settings), self._group, positions)
                 self._published = positions
             except Exception as error:  # noqa: BLE001 - whatever it is, the next offsets are published by this thread
-                _log.warning("group_offsets_not_published", group=self._group, error=str(error))
+                import structlog  # slow to import, and rarely needed
+
+                structlog.get_logger(__name__).warning(
+                    "group_offsets_not_published", group=self._group, error=str(error)
+                )

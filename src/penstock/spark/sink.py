@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import structlog
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 RECONNECT_S_MAX: Final = 20.0
 RECONNECT_DELAY_S: Final = 0.5
 _ALL_RUNS: Final = (1 << 63) - 1
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -226,7 +223,9 @@ def publish(connection: ConnectionSettings, messages: Sequence[WriterCommitMessa
     application, run, epoch = named.pop()
     if not patient_client(connection).staging.commit(application, run, epoch, winners):
         # As it should be where Spark repeats itself; but whoever gave a name or a number a second time by mistake must be able to see it.
-        _log.warning("batch_skipped", application=application, epoch=epoch)
+        import structlog  # slow to import, and rarely needed
+
+        structlog.get_logger(__name__).warning("batch_skipped", application=application, epoch=epoch)
 
 
 def _listed(named: Iterable[tuple[str, int, int]]) -> str:

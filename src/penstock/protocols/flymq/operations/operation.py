@@ -12,8 +12,9 @@ form that annotations cannot express overrides `read` and `write`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, dataclass_transform, get_args, get_origin
 
 from penstock.errors import LimitExceeded, ProtocolViolation, RecordTooLarge
@@ -27,6 +28,20 @@ Item = TypeVar("Item")
 
 ReplyList = Annotated[Iterable[Item], AtMost(REPLY_ITEMS_MAX)]
 """A list in a reply. Its items may be made while they are encoded, so that work ends with the first that does not fit into a frame."""
+
+
+class _Compiled:
+    """Stands for a layout in the class of an operation until it is used: a program uses few of them, and compiling takes time."""
+
+    def __init__(self, kind: type, name: str, compile_layout: Callable[[], Layout]) -> None:
+        self._kind = kind
+        self._name = name
+        self._compile = compile_layout
+
+    def __get__(self, instance: object, owner: type) -> Layout:
+        layout = self._compile()
+        setattr(self._kind, self._name, layout)
+        return layout
 
 
 @dataclass_transform(field_specifiers=(field,))
@@ -58,10 +73,11 @@ class Operation(Generic[Reply]):
         cls.opcode_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).upper()
         cls.repeatable = repeatable
         cls.smaller = smaller
-        cls.payload = Record(cls)
+        cls.payload = _Compiled(cls, "payload", partial(Record, cls))  # type: ignore[assignment]
         for base in cls.__dict__.get("__orig_bases__", ()):
             if get_origin(base) is Operation:
-                cls.reply = layout_of(get_args(base)[0], whole=True)
+                compile_reply = partial(layout_of, get_args(base)[0], whole=True)
+                cls.reply = _Compiled(cls, "reply", compile_reply)  # type: ignore[assignment]
         if opcode in _DECLARED:
             raise TypeError(f"opcode 0x{opcode:02x} of {cls.opcode_name} is taken by {_DECLARED[opcode].opcode_name}")
         _DECLARED[opcode] = cls
