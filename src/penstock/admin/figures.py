@@ -33,7 +33,7 @@ from penstock.broker.staging.tickets import StagingStats
 from penstock.broker.transactions.transactions import TransactionStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
-from penstock.stats import Histogram, PushStats
+from penstock.stats import Histogram, PushStats, SessionStats
 
 # Three and two series each: a scrape at the bounds is 400 KB of text, and gathering it holds the loop for a few milliseconds.
 PARTITIONS_EXPORTED_MAX = 1_000
@@ -50,20 +50,12 @@ class Listener(Protocol):
         """Raises RuntimeError until it has started."""
 
 
-class SessionStats(Protocol):
-    """What of a protocol's sessions on one listener is read here."""
-
-    @property
-    def errors(self) -> int: ...
-    @property
-    def internal_errors(self) -> int: ...
-    def requests_by_name(self) -> dict[str, int]: ...
-
-
 class RequestFigures(NamedTuple):
     by_operation: dict[str, int]
     errors: int
     internal_errors: int
+    received_records: int
+    sent_records: int
 
 
 class CacheFigures(NamedTuple):
@@ -205,7 +197,13 @@ async def gather(sources: Sources) -> Figures:
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},
         addresses=addresses(sources.listeners),
         requests={
-            name: RequestFigures(stats.requests_by_name(), stats.errors, stats.internal_errors)
+            name: RequestFigures(
+                stats.requests_by_name(),
+                stats.errors,
+                stats.internal_errors,
+                stats.received_records,
+                stats.sent_records,
+            )
             for name, stats in sources.sessions.items()
         },
         pushes={name: copy.copy(stats) for name, stats in sources.sessions.items() if isinstance(stats, PushStats)},

@@ -301,8 +301,17 @@ def test_lag_is_plotted_for_groups_and_subscriptions(chromium: Browser, ask: Ask
         readers = page.get_by_role("table", name="Readers of this topic").locator("tbody tr")
         expect(readers.filter(has_text="slow")).to_contain_text("4")
         expect(readers.filter(has_text="a/b")).to_contain_text("subscription, 0 in flight10")
+        client = ask.broker.connect()
+        client.send_many("plotted", [b"in"] * 3)
+        assert len(list(client.records("plotted"))) == 13
         page.get_by_role("link", name="Overview").click()
-        expect(page.get_by_role("img", name=re.compile("^Records in: "))).to_be_visible()
+        for title in ("Records in", "Records out", "Bytes in", "Bytes out"):
+            expect(page.get_by_role("img", name=re.compile(f"^{title}: "))).to_be_visible()
+        flymq = page.get_by_role("table", name="Listeners").get_by_role("row").filter(has_text="flymq")
+        counted = next(each for each in ask.ok("GET", "/status")["listeners"] if each["name"] == "flymq")
+        assert counted["sent_records"] >= 13
+        for column, name in ((8, "received_records"), (9, "sent_records")):
+            expect(flymq.get_by_role("cell").nth(column)).to_have_text(str(counted[name]))
         page.get_by_role("link", name="Topics", exact=True).click()
         row = page.get_by_role("row").filter(has_text="plotted")
         expect(row.locator(".sparkline")).to_be_visible()
