@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
-from penstock.admin.figures import Sources, failed_partitions
+from penstock.admin.figures import Sources
 from penstock.admin.history import SAMPLE_EVERY_S, History
 from penstock.stats import Histogram
 
@@ -55,6 +55,7 @@ class Window:
     """Counts over the last samples: how much each has grown."""
 
     def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
         self._samples: deque[list[int]] = deque(maxlen=int(window_s / SAMPLE_EVERY_S) + 1)
 
     def add(self, counts: list[int]) -> None:
@@ -101,7 +102,7 @@ class Alerts:
 
 
 def _cannot_write(alerts: Alerts) -> Iterator[Finding]:
-    for (topic, partition), failure in failed_partitions(alerts.sources.engine).items():
+    for (topic, partition), failure in alerts.sources.engine.failed.reasons().items():
         yield Finding(f"{topic}/{partition}", f"Partition {partition} of {topic} refuses writes: {failure}")
 
 

@@ -139,16 +139,6 @@ class Sources(NamedTuple):
     loop_lag: Histogram
 
 
-def failed_partitions(engine: Engine) -> dict[tuple[str, int], str]:
-    """Why, for each partition that refuses writes."""
-    return {
-        (name, index): failure
-        for name, info in engine.topics().items()
-        for index in range(info.config.partitions)
-        if (failure := engine.partition(name, index).failure) is not None
-    }
-
-
 async def gather(sources: Sources) -> Figures:
     lags = await sources.broker.group_lags(SYSTEM, LAGS_EXPORTED_MAX)
     subscription_statuses = await sources.broker.monitoring.subscription_statuses(SYSTEM, LAGS_EXPORTED_MAX)
@@ -168,7 +158,7 @@ async def gather(sources: Sources) -> Figures:
         topics=len(engine.topics()),
         partitions=partitions,
         partitions_left_out=partitions_left_out,
-        partitions_failed=len(failed_partitions(engine)),
+        partitions_failed=len(engine.failed.reasons()),
         lags=lags,
         groups=copy.copy(sources.broker.group_stats),
         group_members=sources.broker.coordinator.member_count,
