@@ -33,8 +33,6 @@ _START = struct.Struct("<4sIQ")
 _REST = struct.Struct("<HHIIIqIIqqII")
 HEADER = struct.Struct(_START.format + _REST.format[1:])
 HEADER_BYTES: Final = HEADER.size
-_COUNT_AT: Final = 7
-"""The field of the header that has the number of records."""
 assert HEADER_BYTES == 72
 SEAL_AT: Final = 8
 SUMMED_AT: Final = _START.size
@@ -403,11 +401,6 @@ class BlockHeader:
             or (self.codec == CODEC_NONE and self.stored_bytes != self.raw_bytes)
         ):
             raise CorruptBlock("block header contradicts itself")
-
-
-def record_count(data: bytes) -> int:
-    """Return how many records a block has by its header, of which nothing is checked; 0 if it is too short for one."""
-    return HEADER.unpack_from(data)[_COUNT_AT] if len(data) >= HEADER_BYTES else 0
 
 
 def whole_checksum(header: BlockHeader, seal: int = 0) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from penstock.broker.pipelines import PipelineInfo, Report
 from penstock.broker.pipelines import Stage as PipelineStage
+from penstock.broker.staging.blocks import record_count
 from penstock.broker.staging.entries import Place
 from penstock.broker.staging.entries import Winner as WinningAttempt
 from penstock.errors import PenstockError
-from penstock.log.block import record_count
 from penstock.protocols.flymq.operations import spark as op
 from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
 
