@@ -81,7 +81,7 @@ function view(status, before, seconds, history, plots, alerts) {
     table([
       ["listener", (each) => each.name],
       ["address", (each) => each.address, "mono wide"],
-      ["connections", (each) => number(each.connections), "num"],
+      ["connections", (each) => number(each.connections), "num wide"],
       ["records in", column("received_records", rate), "num"],
       ["records out", column("sent_records", rate), "num"],
       ["bytes in", column("received_bytes", byteRate), "num wide"],
