@@ -132,7 +132,14 @@ async def invent_history(running: RunningBroker) -> None:
     running.server.engine.stats.corrupt_blocks += 1  # so that something is wrong
     await history.sample()
     now_ms = SystemClock().now_ms()
-    for column in (history.appended_records, history.appended_bytes, history.received_bytes, history.sent_bytes):
+    for column in (
+        history.appended_records,
+        history.appended_bytes,
+        history.received_bytes,
+        history.sent_bytes,
+        history.received_records,
+        history.sent_records,
+    ):
         column[:] = array("q", (int(column[-1] + n * 9000 + 60_000 * math.sin(n / 9)) for n in range(180)))
     history.times_ms[:] = array("q", (now_ms - (179 - n) * 10_000 for n in range(180)))
     history.disk_free_bytes[:] = array("q", (history.disk_free_bytes[-1] + (179 - n) * 400_000 for n in range(180)))

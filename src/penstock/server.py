@@ -24,7 +24,6 @@ from typing import NamedTuple
 import structlog
 
 from penstock.admin.api.table import Setting
-from penstock.admin.figures import SessionStats
 from penstock.admin.http import AdminServer, AdminSettings
 from penstock.background import Background
 from penstock.broker.access.checks import SYSTEM
@@ -72,6 +71,7 @@ from penstock.session_sources import (
     Surroundings,
     introduced_flymq,
 )
+from penstock.stats import SessionStats
 from penstock.telemetry import telemetry_of
 from penstock.units import Address, format_setting, is_loopback, parse_address
 

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import structlog
 
-from penstock.admin.figures import SessionStats
 from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, Principal
 from penstock.broker.broker import Broker
 from penstock.clock import Clock
@@ -31,6 +30,7 @@ from penstock.protocols.fujin.codec.commands import WriteForm
 from penstock.protocols.fujin.server.settings import Alias, FujinSettings
 from penstock.protocols.fujin.session import Fujin
 from penstock.protocols.rustlog.session import RustLog
+from penstock.stats import SessionStats
 
 DEVELOPMENT_API_KEY = "dev-key"
 

@@ -6,6 +6,7 @@ reads them when it is scraped.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,16 +36,31 @@ BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 
 
 @dataclass(slots=True)
-class PushStats:
+class SessionStats:
+    """What the sessions of one listener count, whatever their protocol."""
+
+    errors: int = 0
+    """Requests that were refused."""
+    internal_errors: int = 0
+    """Those of them that failed because of a bug."""
+    received_records: int = 0
+    """Records that clients sent to be stored, refused ones included."""
+    sent_records: int = 0
+    """Records sent to readers; a record counts each time that it is sent."""
+
+    @abstractmethod
+    def requests_by_name(self) -> dict[str, int]:
+        """Return how many requests of each operation came, without those that never did."""
+
+
+@dataclass(slots=True)
+class PushStats(SessionStats):
     """What a protocol counts that sends records by itself to whoever subscribes."""
 
     subscribers: int = 0
     """Open now."""
-    delivered_events: int = 0
-    delivered_bytes: int = 0
-    """Handed to the network, over all subscribers."""
     encoded_events: int = 0
-    """Events that were laid out for delivery: the fewer of them for those delivered, the more subscribers shared one."""
+    """Events that were laid out for delivery: the fewer of them for those sent, the more subscribers shared one."""
     dropped_events: int = 0
     """Events that a slow subscriber did not get."""
     oversized_events: int = 0

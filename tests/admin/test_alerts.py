@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 
 from penstock.admin import alerts, history
 from penstock.admin.alerts import RULES, Alerts, Window
+from penstock.admin.history import Kind, LagSeries
 from penstock.background import Background
 from penstock.broker.access.checks import SYSTEM
 from penstock.broker.pipelines import Report, Stage
@@ -58,6 +60,55 @@ def test_the_rules_are_those_that_are_suggested_for_prometheus() -> None:
         assert rule.severity == wanted["labels"]["severity"]
         assert rule.for_s == 60 * int(str(wanted.get("for", "0m")).removesuffix("m"))
         assert wanted["annotations"]["action"].startswith(rule.action.removesuffix("."))
+
+
+def test_thresholds_and_windows_are_those_that_are_suggested_for_prometheus(ask: Asking) -> None:
+    evaluated = alerts_of(ask)
+    compared: dict[str, tuple[str, float, Window | None]] = {
+        "PenstockCannotWrite": (">", 0, None),
+        "PenstockDiskFull": ("<", alerts.DISK_FREE_BYTES_MIN, None),
+        "PenstockDiskFillsUp": ("<", 0, None),
+        "PenstockBackgroundTaskFails": (">", 0, None),
+        "PenstockDeadLettersHeldUp": (">", 0, None),
+        "PenstockCorruptBlocks": (">", 0, evaluated.corrupt_blocks),
+        "PenstockConsumerLag": (">", alerts.LAG_S_MAX, None),
+        "PenstockSubscriptionLag": (">", alerts.UNSETTLED_MAX, None),
+        "PenstockSlowDisk": (">", alerts.SLOW_S, evaluated.flushes),
+        "PenstockEventLoopLag": (">", alerts.SLOW_S, evaluated.loop_lags),
+        "PenstockInternalErrors": (">", 0, evaluated.internal_errors),
+        "PenstockPipelineDown": ("==", 0, None),
+    }
+    assert compared.keys() == {rule.name for rule in RULES}
+    for group in yaml.safe_load(SUGGESTED.read_text())["groups"]:
+        for rule in group["rules"]:
+            if rule["alert"] not in compared:
+                continue
+            operator, threshold, window = compared[rule["alert"]]
+            left, compares, right = rule["expr"].rpartition(f" {operator} ")
+            assert (compares, float(right)) == (f" {operator} ", threshold), rule["alert"]
+            if window is not None:
+                [(number, unit)] = re.findall(r"\[(\d+)([mh])\]", left)
+                assert int(number) * {"m": 60, "h": 3600}[unit] == window.window_s, rule["alert"]
+            for quantile in re.findall(r"histogram_quantile\(([\d.]+)", left):
+                assert float(quantile) == alerts.QUANTILE, rule["alert"]
+            for hours in re.findall(r"predict_linear\(.*, (\d+) \* 3600\)", left):
+                assert int(hours) * 3600 == alerts.DISK_S_MIN, rule["alert"]
+
+
+@pytest.mark.parametrize(("kind", "series"), [("group", "seconds"), ("subscription", "records")])
+def test_what_is_at_its_threshold_is_well(
+    ask: Asking, monkeypatch: pytest.MonkeyPatch, kind: Kind, series: str
+) -> None:
+    threshold = {"group": alerts.LAG_S_MAX, "subscription": alerts.UNSETTLED_MAX}[kind]
+    lag = LagSeries()
+    key = history.SeriesKey(kind, "orders", "billing")
+    monkeypatch.setattr(alerts_of(ask).history, "lags", lambda wanted: iter([(key, lag)] if wanted == kind else []))
+    for above, on in ((0, []), (1, [True])):
+        lag.add(int(threshold) + above, threshold + above)
+        assert getattr(lag, series)[-1] == threshold + above
+        alerts_of(ask).evaluate(0)
+        alerts_of(ask).evaluate(20 * MINUTE_MS)
+        assert [each.rule.about_groups for each in alerts_of(ask).on] == on
 
 
 def test_a_broker_that_is_well_has_no_alerts(ask: Asking) -> None:

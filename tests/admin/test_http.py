@@ -157,6 +157,17 @@ async def test_it_is_ready_once_it_is_told_so_and_until_it_stops(node: Node) -> 
         assert json.loads(body) == {"ready": status == 200, "state": state}
 
 
+async def test_health_looks_at_no_partition(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.admin.state = "ready"
+    await node.broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2))
+    looked_at: list[object] = []
+    monkeypatch.setattr(node.broker._engine, "partition", lambda *place: looked_at.append(place))
+    assert (await node.get("/readyz"))[0] == 200
+    assert node.broker.cluster.status(ANONYMOUS).partitions_failed == 0
+    node.admin._alerts.evaluate(0)
+    assert looked_at == []
+
+
 async def test_a_partition_that_cannot_write_makes_it_not_ready_and_is_named(node: Node) -> None:
     node.admin.state = "ready"
     await node.broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2))

@@ -34,7 +34,8 @@ from penstock.broker.staging.tickets import StagingStats
 from penstock.broker.transactions.transactions import TransactionStats
 from penstock.log.api import EngineStats
 from penstock.net.stats import ListenerStats
-from penstock.stats import DURATION_BOUNDS_S, Histogram, PushStats
+from penstock.protocols.felix.server.stats import FelixStats
+from penstock.stats import DURATION_BOUNDS_S, Histogram
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -286,13 +287,13 @@ def test_listeners_are_told_apart() -> None:
 
 
 def test_requests_are_counted_by_operation_and_their_errors_by_listener() -> None:
-    samples = scraped(
-        figures(requests={"flymq": RequestFigures({"produce": 5, "fetch": 3}, errors=2, internal_errors=1)})
-    )
+    samples = scraped(figures(requests={"flymq": RequestFigures({"produce": 5, "fetch": 3}, 2, 1, 500, 300)}))
     assert samples["penstock_requests_total", (("listener", "flymq"), ("operation", "produce"))] == 5
     assert samples["penstock_requests_total", (("listener", "flymq"), ("operation", "fetch"))] == 3
     assert samples["penstock_request_errors_total", (("listener", "flymq"),)] == 2
     assert samples["penstock_internal_errors_total", (("listener", "flymq"),)] == 1
+    assert samples["penstock_received_records_total", (("listener", "flymq"),)] == 500
+    assert samples["penstock_sent_records_total", (("listener", "flymq"),)] == 300
 
 
 def test_members_and_rebalances_of_groups_are_counted() -> None:
@@ -326,9 +327,9 @@ def test_subscriptions_and_their_deliveries_are_counted() -> None:
 
 
 def test_pushed_events_are_counted_by_what_became_of_them() -> None:
-    pushed = PushStats(
+    pushed = FelixStats(
         subscribers=3,
-        delivered_events=90,
+        sent_records=90,
         encoded_events=30,
         dropped_events=7,
         skipped_events=2,

@@ -101,7 +101,11 @@ def test_a_group_is_moved_in_all_partitions(run: Run, billing: RunningBroker, to
     assert json.loads(result.out) == {
         "group": "billing",
         "topic": "orders",
-        "partitions": [{"partition": index, "committed": offset} for index, offset in enumerate(committed)],
+        "applied": True,
+        "partitions": [
+            {"partition": index, "before": 1, "after": offset, "log_start": 0, "next_offset": end}
+            for index, (offset, end) in enumerate(zip(committed, [3, 1], strict=True))
+        ],
     }
     client = billing.connect()
     assert [client.committed("orders", "billing", index) for index in range(2)] == committed
@@ -109,9 +113,23 @@ def test_a_group_is_moved_in_all_partitions(run: Run, billing: RunningBroker, to
 
 def test_a_group_is_moved_in_one_partition(run: Run, billing: RunningBroker) -> None:
     result = run("group", "reset", "billing", "-t", "orders", "--partition", "0", "--to", "2", "-y")
-    assert (result.code, result.text) == (0, "topic   partition  committed\norders          0          2\n")
+    assert (result.code, result.text) == (0, "topic   partition  before  after\norders          0       1      2\n")
     client = billing.connect()
     assert [client.committed("orders", "billing", index) for index in range(2)] == [2, 1]
+
+
+def test_a_dry_run_shows_what_a_shift_would_change_and_changes_nothing(run: Run, billing: RunningBroker) -> None:
+    result = run("group", "reset", "billing", "-t", "orders", "--shift", "1", "--dry-run")
+    shown = [line.split() for line in result.text.splitlines()[1:]]
+    assert shown == [["orders", "0", "1", "2"], ["orders", "1", "1", "1"]]
+    assert billing.connect().committed("orders", "billing", 0) == 1
+
+
+@pytest.mark.parametrize("flags", [(), ("--to", "latest", "--shift", "1")])
+def test_a_reset_goes_to_a_position_or_by_a_shift(run: Run, billing: RunningBroker, flags: tuple[str, ...]) -> None:
+    result = run("group", "reset", "billing", "-t", "orders", *flags, "--yes")
+    assert result.code == 2
+    assert "give a position with --to, or a number of records with --shift" in result.err
 
 
 def test_a_group_is_deleted(run: Run, billing: RunningBroker) -> None:

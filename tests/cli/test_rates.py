@@ -20,7 +20,7 @@ def sample(at_s: float, records: int, lag: int, *, started_s: float = 1.0) -> Sa
         appended_records=records,
         flushes=records,
         flush_s=records / 500,
-        listeners={"flymq": ListenerSample("a:1", 2, requests=records)},
+        listeners={"flymq": ListenerSample("a:1", 2, requests=records, sent_records=2 * records)},
         topics={"t": TopicSample(1, records, records, 10)},
         groups=[GroupSample("g", "t", lag)],
     )
@@ -39,6 +39,7 @@ def test_rates_are_differences_by_time() -> None:
     ]
     assert document["groups"][0]["lag_per_s"] == -20
     assert document["listeners"][0]["requests_per_s"] == 100
+    assert document["listeners"][0]["sent_records_per_s"] == 200
 
 
 @pytest.mark.parametrize("before", [None, sample(10, 900, 0, started_s=0.5)])

@@ -32,11 +32,15 @@ def test_everything_is_on_one_screen(run: Run, watched: RunningBroker) -> None:
     assert ": ready, up " in lines[0]
     assert "topics        1 (2 partitions, 2 records)" in lines
     assert any(line.startswith("disk ") and " free of " in line for line in lines)
-    assert f"flymq     {watched.addresses['flymq']}" in result.text
+    [flymq] = [line.split() for line in lines if line.startswith("flymq ")]
+    assert flymq == ["flymq", watched.addresses["flymq"], "1", "2", "0"]
     assert lines[-1].split()[:4] == ["billing", "'my", "orders'", "2"]
     assert max(map(len, lines)) <= 80
     document = json.loads(run("status", "--json").out)
     assert (document["ready"], document["problems"], document["records"]) == (True, [], 2)
+    listeners = {each["listener"]: each for each in document["listeners"]}
+    assert [each["received_records"] for each in listeners.values()] == [2, 0, 0, 0, 0]
+    assert listeners["flymq"]["received_bytes"] > 0
     assert document["groups"] == [
         {"group": "billing", "topic": "my orders", "lag": 2, "lag_s": document["groups"][0]["lag_s"]}
     ]

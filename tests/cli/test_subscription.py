@@ -61,3 +61,31 @@ def test_a_subscription_that_does_not_exist_is_an_error(run: Run, broker: Runnin
         1,
         "error: subscription not found: #7 (list them with: penstock subscription list)\n",
     )
+
+
+def test_a_subscription_is_reset_as_a_dry_run_says(run: Run, delivered: RunningBroker) -> None:
+    command = ("subscription", "reset", "#1", "--topic", "orders", "--shift", "2")
+    moved = "topic   partition  before  after\norders          0       1      3\n"
+    assert run(*command, "--dry-run").err.startswith("error: invalid request: subscription #1 has readers")
+    delivered.clock.advance(1)  # which have left the record alone for too long now
+    assert run(*command, "--dry-run").text == moved
+    assert json.loads(run("subscription", "list", "--json").out)[0]["lag"] == 3
+    result = run(*command)
+    assert result.err.startswith("error: Move subscription #1 in topic orders by 2 records? There is no terminal")
+    assert run(*command, "--yes").text == moved
+    assert json.loads(run("subscription", "list", "--json").out)[0]["lag"] == 0
+    result = run("subscription", "reset", "#1", "-t", "orders", "--to", "earliest", "-y", "--json")
+    assert json.loads(result.out) == {
+        "subscription": "#1",
+        "topic": "orders",
+        "applied": True,
+        "partitions": [{"partition": 0, "before": 3, "after": 0, "log_start": 0, "next_offset": 3}],
+    }
+    with BlipMQClient(delivered.blipmq_url) as client:
+        assert [client.poll(1)[0].value for _ in range(3)] == [b"one", b"two", b"three"]
+
+
+def test_a_subscription_that_does_not_exist_is_not_reset(run: Run, broker: RunningBroker) -> None:
+    broker.connect().create_topic("orders")
+    result = run("subscription", "reset", "jobs", "-t", "orders", "--to", "latest", "--yes")
+    assert (result.code, "topic orders has no subscription jobs" in result.err) == (1, True)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.rates import Rates
-from penstock.cli.sample import GroupSample, Sample, TopicSample
+from penstock.cli.sample import GroupSample, ListenerSample, Sample, TopicSample
 from penstock.cli.top_screen import number, render
 
 
@@ -21,6 +21,7 @@ def screen(topics: int, groups: int, *, width: int, height: int, sort: str = "n"
         "1",
         topics={f"topic-{i:03d}-\x1b[31m{'x' * 60}": TopicSample(1, i, i, 1000 - i) for i in range(topics)},
         groups=[GroupSample(f"group-{i:03d}", "t" * 80, i, None) for i in range(groups)],
+        listeners={name: ListenerSample("127.0.0.1:9092", 3) for name in ("flymq", "blipmq", "rustlog", "felix")},
     )
     output = io.StringIO()
     Console(file=output, width=width, height=height, color_system=None).print(
@@ -52,6 +53,14 @@ def test_topics_are_sorted_and_what_does_not_fit_is_counted() -> None:
 def test_groups_with_the_most_lag_come_first() -> None:
     lines = [line for line in screen(1, 30, width=80, height=24) if line.startswith("group-")]
     assert lines[0].startswith("group-029")
+
+
+def test_listeners_have_their_records_in_and_out_where_there_is_room() -> None:
+    lines = screen(1, 1, width=80, height=24)
+    at = next(number for number, line in enumerate(lines) if line.startswith("listener"))
+    assert lines[at].split()[-6:] == ["records", "in/s", "out/s", "bytes", "in/s", "out/s"]
+    assert [line.split()[0] for line in lines[at + 1 : at + 5]] == ["flymq", "blipmq", "rustlog", "felix"]
+    assert not any(line.startswith("flymq") for line in screen(9, 9, width=80, height=12))
 
 
 def test_old_numbers_are_not_called_ready() -> None:

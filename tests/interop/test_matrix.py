@@ -70,6 +70,18 @@ def test_what_all_protocols_write_in_turn_is_read_in_that_order(connect: Connect
         assert [each.offset for each in seen] == list(range(len(values)))
 
 
+@pytest.mark.parametrize("speaks", named(SPEAKERS))
+def test_records_in_and_out_are_counted_whatever_protocol_they_came_over(speaks: Any) -> None:
+    with RunningBroker() as broker:
+        broker.connect().create_topic(TOPIC)
+        with closing(speaks(broker, TOPIC)) as speaker:
+            speaker.publish([Published(None, b"%d" % number) for number in range(7)])
+            assert len(speaker.read(7)) == 7
+        for name, stats in broker.server.sessions.items():
+            expected = (7, 7) if speaks.name.startswith(name) else (0, 0)
+            assert (stats.received_records, stats.sent_records) == expected, name
+
+
 @pytest.mark.parametrize("writes", named(SPEAKERS))
 def test_what_follows_a_schema_says_which_version_whatever_protocol_it_came_over(writes: Any) -> None:
     with RunningBroker() as broker:

@@ -22,7 +22,6 @@ from penstock.log.block import (
     SEAL_AT,
     SUMMED_AT,
     TIMESTAMPS,
-    BinaryColumn,
     Block,
     BlockHeader,
     RawColumn,
@@ -34,6 +33,7 @@ from penstock.log.block import (
     whole_checksum,
     wrap_blocks,
 )
+from penstock.log.block_columns import BinaryColumn
 from penstock.record_headers import decode_headers, encode_headers
 
 STAMP_MS = 1_700_000_000_000

@@ -27,6 +27,7 @@ from penstock.protocols.flymq.codec import frames as flymq_frames
 from penstock.protocols.fujin import wire as fujin_wire
 from penstock.protocols.fujin.codec import commands as fujin_commands
 from penstock.protocols.rustlog.codec import frames as rustlog_frames
+from penstock.stats import SessionStats
 from tests.protocols.transport import MemoryTransport
 
 PER_TURN = 3
@@ -65,9 +66,9 @@ class Words:
         self._kept = b""
 
 
-class Counts:
-    errors = 0
-    internal_errors = 0
+class Counts(SessionStats):
+    def requests_by_name(self) -> dict[str, int]:
+        return {}
 
 
 class Wire(MemoryTransport):

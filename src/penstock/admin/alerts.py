@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
-from penstock.admin.figures import Sources, failed_partitions
+from penstock.admin.figures import Sources
 from penstock.admin.history import SAMPLE_EVERY_S, History
 from penstock.stats import Histogram
 
@@ -57,6 +57,7 @@ class Window:
     """Counts over the last samples: how much each has grown."""
 
     def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
         self._samples: deque[list[int]] = deque(maxlen=int(window_s / SAMPLE_EVERY_S) + 1)
 
     def add(self, counts: list[int]) -> None:
@@ -103,7 +104,7 @@ class Alerts:
 
 
 def _cannot_write(alerts: Alerts) -> Iterator[Finding]:
-    for (topic, partition), failure in failed_partitions(alerts.sources.engine).items():
+    for (topic, partition), failure in alerts.sources.engine.failed.reasons().items():
         yield Finding(f"{topic}/{partition}", f"Partition {partition} of {topic} refuses writes: {failure}")
 
 
@@ -114,7 +115,7 @@ def _disk_fills_up(alerts: Alerts) -> Iterator[Finding]:
 
 
 def _disk_full(alerts: Alerts) -> Iterator[Finding]:
-    free_bytes = alerts.history.disk_free_bytes[-1]
+    free_bytes = alerts.history.disk_free_bytes[-1] if alerts.history.disk_free_bytes else -1
     if 0 <= free_bytes < DISK_FREE_BYTES_MIN:
         yield Finding("", f"The disk has {free_bytes >> 20} MiB left")
 

@@ -33,7 +33,7 @@ from penstock.broker.staging.tickets import StagingStats
 from penstock.broker.transactions.transactions import TransactionStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats
-from penstock.stats import Histogram, PushStats
+from penstock.stats import Histogram, PushStats, SessionStats
 
 # Three and two series each: a scrape at the bounds is 400 KB of text, and gathering it holds the loop for a few milliseconds.
 PARTITIONS_EXPORTED_MAX = 1_000
@@ -50,20 +50,12 @@ class Listener(Protocol):
         """Raises RuntimeError until it has started."""
 
 
-class SessionStats(Protocol):
-    """What of a protocol's sessions on one listener is read here."""
-
-    @property
-    def errors(self) -> int: ...
-    @property
-    def internal_errors(self) -> int: ...
-    def requests_by_name(self) -> dict[str, int]: ...
-
-
 class RequestFigures(NamedTuple):
     by_operation: dict[str, int]
     errors: int
     internal_errors: int
+    received_records: int
+    sent_records: int
 
 
 class CacheFigures(NamedTuple):
@@ -147,16 +139,6 @@ class Sources(NamedTuple):
     loop_lag: Histogram
 
 
-def failed_partitions(engine: Engine) -> dict[tuple[str, int], str]:
-    """Why, for each partition that refuses writes."""
-    return {
-        (name, index): failure
-        for name, info in engine.topics().items()
-        for index in range(info.config.partitions)
-        if (failure := engine.partition(name, index).failure) is not None
-    }
-
-
 async def gather(sources: Sources) -> Figures:
     lags = await sources.broker.group_lags(SYSTEM, LAGS_EXPORTED_MAX)
     subscription_statuses = await sources.broker.monitoring.subscription_statuses(SYSTEM, LAGS_EXPORTED_MAX)
@@ -176,7 +158,7 @@ async def gather(sources: Sources) -> Figures:
         topics=len(engine.topics()),
         partitions=partitions,
         partitions_left_out=partitions_left_out,
-        partitions_failed=len(failed_partitions(engine)),
+        partitions_failed=len(engine.failed.reasons()),
         lags=lags,
         groups=copy.copy(sources.broker.group_stats),
         group_members=sources.broker.coordinator.member_count,
@@ -205,7 +187,13 @@ async def gather(sources: Sources) -> Figures:
         listeners={name: copy.copy(listener.stats) for name, listener in sources.listeners.items()},
         addresses=addresses(sources.listeners),
         requests={
-            name: RequestFigures(stats.requests_by_name(), stats.errors, stats.internal_errors)
+            name: RequestFigures(
+                stats.requests_by_name(),
+                stats.errors,
+                stats.internal_errors,
+                stats.received_records,
+                stats.sent_records,
+            )
             for name, stats in sources.sessions.items()
         },
         pushes={name: copy.copy(stats) for name, stats in sources.sessions.items() if isinstance(stats, PushStats)},

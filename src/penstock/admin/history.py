@@ -85,6 +85,8 @@ class History:
         self.appended_bytes = array("q")
         self.received_bytes = array("q")
         self.sent_bytes = array("q")
+        self.received_records = array("q")
+        self.sent_records = array("q")
         self.disk_free_bytes = array("q")
         """-1 where the log is not in files."""
         self.on_sampled: Callable[[int], None] = lambda now_ms: None
@@ -117,6 +119,9 @@ class History:
         listeners = [each.stats for each in self._sources.listeners.values()]
         _push(self.received_bytes, sum(each.bytes_in for each in listeners))
         _push(self.sent_bytes, sum(each.bytes_out for each in listeners))
+        sessions = self._sources.sessions.values()
+        _push(self.received_records, sum(each.received_records for each in sessions))
+        _push(self.sent_records, sum(each.sent_records for each in sessions))
         files = engine.files
         _push(self.disk_free_bytes, -1 if files is None else shutil.disk_usage(files.directory).free)
         self._lags = {key: self._lags.get(key) or LagSeries() for key in lags}

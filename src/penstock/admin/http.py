@@ -35,7 +35,7 @@ from penstock.admin.api.logins import Logins
 from penstock.admin.api.problems import HttpProblem, problem_of
 from penstock.admin.api.table import PREFIX, Setting, Surroundings
 from penstock.admin.console import serving
-from penstock.admin.figures import Listener, SessionStats, Sources, failed_partitions
+from penstock.admin.figures import Listener, Sources
 from penstock.admin.history import History
 from penstock.admin.inspector import Inspector
 from penstock.admin.looplag import LoopLag
@@ -48,6 +48,7 @@ from penstock.errors import NotLeading, PenstockError
 from penstock.inspection import DissectorFactory
 from penstock.log.api import Engine
 from penstock.net.listener import cannot_listen
+from penstock.stats import SessionStats
 from penstock.units import Address, is_loopback, parse_address
 
 CONNECTIONS_MAX = 64
@@ -266,7 +267,7 @@ class AdminServer:
     def _readiness(self) -> dict[str, Any]:
         if self.state != "ready":
             return {"ready": False, "state": self.state}
-        failures, failing_tasks = failed_partitions(self._engine), self._background.failing
+        failures, failing_tasks = self._engine.failed.reasons(), self._background.failing
         readiness: dict[str, Any] = {"ready": not failures and not failing_tasks, "state": self.state}
         if failures:
             readiness["failed"] = len(failures)

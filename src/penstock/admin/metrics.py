@@ -426,6 +426,14 @@ def _quic_listeners(figures: Figures) -> Iterator[Metric]:
 
 
 def _requests(figures: Figures) -> Iterator[Metric]:
+    received = CounterMetricFamily(
+        PREFIX + "received_records", "Records received from clients, refused ones included.", labels=["listener"]
+    )
+    sent = CounterMetricFamily(
+        PREFIX + "sent_records",
+        "Records sent to clients. A Spark job on the broker's machine reads files, which is not counted.",
+        labels=["listener"],
+    )
     requests = CounterMetricFamily(PREFIX + "requests", "Requests received.", labels=["listener", "operation"])
     errors = CounterMetricFamily(PREFIX + "request_errors", "Requests answered with an error.", labels=["listener"])
     internal = CounterMetricFamily(
@@ -434,11 +442,13 @@ def _requests(figures: Figures) -> Iterator[Metric]:
         labels=["listener"],
     )
     for name, row in figures.requests.items():
+        received.add_metric([name], row.received_records)
+        sent.add_metric([name], row.sent_records)
         for operation, count in row.by_operation.items():
             requests.add_metric([name, operation], count)
         errors.add_metric([name], row.errors)
         internal.add_metric([name], row.internal_errors)
-    yield from (requests, errors, internal)
+    yield from (received, sent, requests, errors, internal)
 
 
 def _pushes(figures: Figures) -> Iterator[Metric]:
@@ -463,7 +473,7 @@ def _pushes(figures: Figures) -> Iterator[Metric]:
     )
     for name, stats in figures.pushes.items():
         open_now.add_metric([name], stats.subscribers)
-        events.add_metric([name, "delivered"], stats.delivered_events)
+        events.add_metric([name, "delivered"], stats.sent_records)
         events.add_metric([name, "dropped"], stats.dropped_events)
         events.add_metric([name, "oversized"], stats.oversized_events)
         events.add_metric([name, "skipped"], stats.skipped_events)
@@ -521,7 +531,7 @@ SECTIONS: dict[str, Callable[[Figures], Iterator[Metric]]] = {
     "Schemas": _schemas,
     "Access and audit": _access,
     "Connections": _listeners,
-    "Requests": _requests,
+    "Records and requests": _requests,
     "Pushed records (Fujin, Felix)": _pushes,
     "Cache (Felix)": _cache,
 }

@@ -44,6 +44,7 @@ from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.groups import GroupInfo, Groups
 from penstock.broker.groups.lag import LAGS_MAX, Lag, LagReport, Lags, RecordAges
 from penstock.broker.groups.monitoring import Monitoring
+from penstock.broker.groups.resets import Resets
 from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.leading import Leader, Leading
@@ -147,6 +148,7 @@ class Broker:
         )
         self.topics = TopicChanges(context, self._quota, self._topic_changes)
         self.monitoring = Monitoring(context, self._groups, self.coordinator, self.subscriptions, self._lags, ages)
+        self.resets = Resets(context, self._groups, self.coordinator, self.subscriptions)
         self.api_keys = ApiKeys(context, self._accounts.directory, self.logins)
         self.explaining = Explaining(
             self._accounts.directory,
@@ -477,11 +479,6 @@ class Broker:
             position = subscribed[0].offsets[partition].offset
             behind = handle.committed_end - max(position, handle.start_offset)
             return Lag(position, handle.committed_end, max(0, behind))
-
-    @on_topic_group(Operation.COMMIT)
-    def check_reset(self, principal: Principal, topic: str, group: str) -> None:
-        """Raise what `reset_offset` would for the group as a whole: for who changes several partitions, or only means to."""
-        self.coordinator.check_unused(group, topic, "reset")
 
     @on_topic_group(Operation.COMMIT)
     @run_to_completion

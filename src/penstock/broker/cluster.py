@@ -33,11 +33,7 @@ class Cluster(Part):
     def status(self, principal: Principal) -> ClusterStatus:
         """How this node is; topics of the broker's own are left out, their failures are not."""
         infos = self._engine.topics().values()
-        failed = sum(
-            self._engine.partition(info.name, index).failure is not None
-            for info in infos
-            for index in range(info.config.partitions)
-        )
+        failed = len(self._engine.failed.reasons())
         visible = [info for info in infos if not is_internal(info.name)]
         nodes = self._engine.nodes()
         name = SHARED_NAME if nodes else NAME

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import terminal
+from penstock.cli import resetting, terminal
 from penstock.cli.broker import complete_group, complete_topic, connected
 from penstock.cli.options import YesOption, wants_json
 from penstock.cli.program import Program
@@ -142,54 +141,41 @@ def _print_group(rows: list[dict[str, Any]]) -> None:
 def reset(
     context: typer.Context,
     group: GroupArgument,
-    topic: Annotated[
-        str, typer.Option("--topic", "-t", metavar="TOPIC", help="The topic.", autocompletion=complete_topic)
-    ],
-    to: Annotated[
-        str,
-        typer.Option(
-            metavar="POSITION", help="earliest, latest, an offset, a time, or how long ago.", show_default=False
-        ),
-    ],
-    partition: Annotated[
-        int | None,
-        typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; all partitions unless given."),
-    ] = None,
+    topic: resetting.TopicOption,
+    to: resetting.ToOption = None,
+    shift: resetting.ShiftOption = None,
+    partition: resetting.PartitionOption = None,
+    dry_run: resetting.DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
     """Move a group's committed offsets, so that it reads again or skips.
 
-    A time is ISO 8601, or how long ago it was. Asks for confirmation unless
-    [bold]--yes[/bold] is given.
+    A time is ISO 8601, or how long ago it was. Positions stay within the
+    log. Asks for confirmation unless [bold]--yes[/bold] is given. Refused while
+    the group has members.
 
     A group that does not exist is created. Subscriptions of BlipMQ, Fujin
-    and Felix have no committed offsets, and are not changed.
+    and Felix have no committed offsets: move them with
+    [bold]penstock subscription reset[/bold].
 
     Examples:
     $ penstock group reset billing --topic orders --to earliest
-    $ penstock group reset billing --topic orders --to -10m
+    $ penstock group reset billing --topic orders --to -10m --dry-run
+    $ penstock group reset billing --topic orders --shift -100
     $ penstock group reset billing --topic orders --partition 2 --to 1500 --yes
     """
-    from penstock.cli.positions import parse_position
-
-    position = parse_position(to, time.time_ns() // 1_000_000, flag="--to")
-    with connected(context) as client:
-        partitions = [each.partition for each in client.describe_topic(topic).partitions]
-        if partition is not None:
-            partitions = [partition]
-        where = f"partition {partition} of topic {topic}" if partition is not None else f"topic {topic}"
-        terminal.confirm(f"Move group {group} in {where} to {to}?", yes=yes)
-        moved = {each: client.reset(topic, group, each, position) for each in partitions}
-    if wants_json(context):
-        terminal.print_json(
-            {"group": group, "topic": topic, "partitions": [{"partition": k, "committed": v} for k, v in moved.items()]}
-        )
-    else:
-        terminal.print_table(
-            ["topic", "partition", "committed"],
-            [(terminal.name(topic), each, offset) for each, offset in moved.items()],
-            right=["partition", "committed"],
-        )
+    resetting.move(
+        context,
+        "group",
+        group,
+        topic,
+        lambda client: client.monitoring.reset_group,
+        to=to,
+        shift=shift,
+        partition=partition,
+        dry_run=dry_run,
+        yes=yes,
+    )
 
 
 @app.command()

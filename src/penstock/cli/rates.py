@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.cli.sample import GroupSample, ListenerSample, Sample, TopicSample
 
+LISTENER_COUNTERS = ("requests", "received_records", "sent_records", "received_bytes", "sent_bytes")
 NO_LISTENER = ListenerSample()
 NO_TOPIC = TopicSample()
 
@@ -85,7 +86,12 @@ def sample_json(sample: Sample, now_s: float | None = None) -> dict[str, Any]:
         "transactions_open": sample.transactions_open,
         "dead_letters_waiting": sample.dead_letters_waiting,
         "listeners": [
-            {"listener": name, "address": each.address or None, "connections": each.connections}
+            {
+                "listener": name,
+                "address": each.address or None,
+                "connections": each.connections,
+                **{counter: int(getattr(each, counter)) for counter in LISTENER_COUNTERS},
+            }
             for name, each in sample.listeners.items()
         ],
         "topics": [
@@ -112,7 +118,7 @@ def rates_json(rates: Rates) -> dict[str, Any]:
         "flush_ms": rates.flush_ms,
     }
     for row in document["listeners"]:
-        for name in ("requests", "received_bytes", "sent_bytes"):
+        for name in LISTENER_COUNTERS:
             row[f"{name}_per_s"] = rates.listener(row["listener"], name)
     for row in document["topics"]:
         row["records_per_s"] = rates.topic(row["topic"])

@@ -30,6 +30,8 @@ class ListenerSample:
     connections: int = 0
     received_bytes: float = 0
     sent_bytes: float = 0
+    received_records: float = 0
+    sent_records: float = 0
     requests: float = 0
 
 
@@ -236,6 +238,8 @@ _BY_LISTENER = {
     PREFIX + "connections": "connections",
     PREFIX + "received_bytes_total": "received_bytes",
     PREFIX + "sent_bytes_total": "sent_bytes",
+    PREFIX + "received_records_total": "received_records",
+    PREFIX + "sent_records_total": "sent_records",
     PREFIX + "requests_total": "requests",
 }
 _OF_PARTITION = {"end_offset": 1, "start_offset": -1}

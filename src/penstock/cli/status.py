@@ -67,9 +67,18 @@ def _print(url: str, sample: Sample) -> None:
     )
     print()
     terminal.print_table(
-        ["listener", "address", "connections"],
-        [(name, each.address or "-", each.connections) for name, each in sample.listeners.items()],
-        right=["connections"],
+        ["listener", "address", "connections", "records in", "records out"],
+        [
+            (
+                name,
+                each.address or "-",
+                each.connections,
+                int(each.received_records),
+                int(each.sent_records),
+            )
+            for name, each in sample.listeners.items()
+        ],
+        right=["connections", "records in", "records out"],
     )
     if not sample.groups:
         return

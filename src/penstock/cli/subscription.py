@@ -1,4 +1,4 @@
-"""`penstock subscription`: list, describe. They are deleted as groups are."""
+"""`penstock subscription`: list, describe, reset. They are deleted as groups are."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import terminal
+from penstock.cli import resetting, terminal
 from penstock.cli.broker import complete_group, complete_topic, connected
-from penstock.cli.options import wants_json
+from penstock.cli.options import YesOption, wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.operations.groups import SubscriptionProgress
 
-app = Program(help="List and describe subscriptions (BlipMQ, Fujin, Felix).")
+app = Program(help="List, describe and reset subscriptions (BlipMQ, Fujin, Felix).")
+
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="Its name, or # and its number.", autocompletion=complete_group, show_default=False
+    ),
+]
 
 TopicOption = Annotated[
     str | None,
@@ -44,12 +51,7 @@ def list_subscriptions(context: typer.Context, topic: TopicOption = None) -> Non
 @app.command()
 def describe(
     context: typer.Context,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="Its name, or # and its number.", autocompletion=complete_group, show_default=False
-        ),
-    ],
+    name: NameArgument,
     topic: TopicOption = None,
 ) -> None:
     """Show where a subscription is in each partition.
@@ -77,6 +79,42 @@ def describe(
             for each in row["partitions"]
         ],
         right=["partition", "position", "next offset"],
+    )
+
+
+@app.command()
+def reset(
+    context: typer.Context,
+    name: NameArgument,
+    topic: resetting.TopicOption,
+    to: resetting.ToOption = None,
+    shift: resetting.ShiftOption = None,
+    partition: resetting.PartitionOption = None,
+    dry_run: resetting.DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Move a subscription, so that its records are delivered again or skipped.
+
+    Records before the position count as settled, those from it on are
+    delivered as if for the first time. The options are those of
+    [bold]penstock group reset[/bold]. Refused while it has readers.
+
+    Examples:
+    $ penstock subscription reset jobs --topic orders --to earliest
+    $ penstock subscription reset jobs --topic orders --shift -100 --dry-run
+    $ penstock subscription reset '#17' --topic orders --to -10m --yes
+    """
+    resetting.move(
+        context,
+        "subscription",
+        name,
+        topic,
+        lambda client: client.monitoring.reset_subscription,
+        to=to,
+        shift=shift,
+        partition=partition,
+        dry_run=dry_run,
+        yes=yes,
     )
 
 

@@ -81,7 +81,7 @@ def top(
 
 def _print_once(fetch: Fetch, interval_s: float, sort: str, *, as_json: bool) -> None:
     from penstock.cli.rates import Rates, rates_json
-    from penstock.cli.top_screen import LINES_AROUND, render
+    from penstock.cli.top_screen import LINES_AROUND, ROWS_MIN, render
 
     before = fetch()
     threading.Event().wait(interval_s)
@@ -89,7 +89,8 @@ def _print_once(fetch: Fetch, interval_s: float, sort: str, *, as_json: bool) ->
     if as_json:
         terminal.print_json(rates_json(rates))
         return
-    height = LINES_AROUND + 2 * (len(rates.after.topics) + len(rates.after.groups))
+    sample = rates.after
+    height = LINES_AROUND + 2 * ROWS_MIN + len(sample.listeners) + 2 * (len(sample.topics) + len(sample.groups))
     terminal.console().print(render(rates, sort=sort, height=height, note="", trouble="", keys=False))
 
 

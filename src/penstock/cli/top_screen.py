@@ -23,7 +23,7 @@ SORTS: dict[str, tuple[str, Callable[[Rates, str], Any]]] = {
 }
 """By key: what topics are sorted by."""
 LINES_AROUND = 10
-"""Of the screen, beside the rows of topics and groups."""
+"""Of the screen, beside the rows of listeners, topics and groups."""
 ROWS_MIN = 2
 
 
@@ -41,12 +41,14 @@ def render(rates: Rates, *, sort: str, height: int, note: str, trouble: str, key
 
     groups = sorted(rates.after.groups, key=lambda each: (-each.lag, each.group, each.topic))
     rows = max(2 * ROWS_MIN, height - LINES_AROUND)
+    listener_rows = min(len(rates.after.listeners), rows - 2 * ROWS_MIN)
+    rows -= listener_rows
     group_rows = max(ROWS_MIN, min(len(groups), rows // 2))
     topic_rows = max(ROWS_MIN, rows - group_rows)
     group_rows = max(ROWS_MIN, rows - min(topic_rows, max(ROWS_MIN, len(rates.after.topics))))
     return Group(
         *_head(rates, note, trouble),
-        _listeners(rates),
+        _listeners(rates, listener_rows),
         "",
         _topics(rates, sort, topic_rows),
         "",
@@ -108,14 +110,16 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _listeners(rates: Rates) -> RenderableType:
-    from rich.text import Text
-
-    parts = [
-        f"{name} {each.connections} ({number(rates.listener(name, 'requests'))}/s)"
-        for name, each in rates.after.listeners.items()
-    ]
-    return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+def _listeners(rates: Rates, rows: int) -> RenderableType:
+    table = _table("listener", "connections", "requests/s", "records in/s", "out/s", "bytes in/s", "out/s")
+    for name, each in list(rates.after.listeners.items())[:rows]:
+        table.add_row(
+            name,
+            str(each.connections),
+            *(number(rates.listener(name, counter)) for counter in ("requests", "received_records", "sent_records")),
+            *(round_size(rates.listener(name, counter)) for counter in ("received_bytes", "sent_bytes")),
+        )
+    return table
 
 
 def _topics(rates: Rates, sort: str, rows: int) -> RenderableType:

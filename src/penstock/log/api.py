@@ -33,6 +33,7 @@ from typing import ClassVar, Literal, NamedTuple
 from penstock.columns import UniformCells
 from penstock.errors import InvalidRequest, NotSupported, PartitionNotFound, PenstockError, TopicNotFound
 from penstock.log.block import PLACED_FLAGS, Block
+from penstock.log.failed_partitions import FailedPartitions
 from penstock.stats import BATCH_BOUNDS, DURATION_BOUNDS_S, Histogram
 
 INTERVAL_MS_MAX = 60_000
@@ -451,6 +452,8 @@ class Engine(ABC):
     """A log: topics, partitions, and an append that spans several of them."""
 
     stats: EngineStats
+    failed: FailedPartitions
+    """The partitions that refuse writes."""
     accept_gaps: bool = False
     """Whether the operator has chosen to serve what is left of a damaged log, internal topics included."""
 

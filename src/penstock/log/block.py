@@ -16,7 +16,6 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import google_crc32c
@@ -26,6 +25,7 @@ import zstandard
 
 from penstock.columns import UniformCells
 from penstock.errors import CorruptBlock
+from penstock.log.block_columns import BinaryColumn, Columns, Int32s, Int64s
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined, second_of
 
 MAGIC: Final = b"PnB2"
@@ -79,33 +79,6 @@ _FEW_CELLS_MAX: Final = 32
 """The lengths of so many cells are packed sooner than an array is made of them."""
 
 Cells = Sequence[bytes | None]
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class BinaryColumn:
-    """A column of byte strings as Arrow lays it out: cell i is `data[offsets[i]:offsets[i + 1]]`."""
-
-    offsets: Int32s
-    data: memoryview
-    valid: npt.NDArray[np.bool_] | None
-    """None where no cell is null."""
-
-    def validity_bitmap(self) -> bytes | None:
-        return None if self.valid is None else np.packbits(self.valid, bitorder="little").tobytes()
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """A block's columns as vectors; `keys` and `headers` are None where no record has one."""
-
-    offsets: Int64s
-    timestamps_ms: Int64s
-    expiries_ms: Int64s | None
-    keys: BinaryColumn | None
-    values: BinaryColumn
-    headers: BinaryColumn | None
 
 
 def encode_block(
@@ -203,19 +176,8 @@ def encode_plain_block(
     header.first_timestamp_ms = header.last_timestamp_ms = timestamp_ms
     header.key_bytes, header.header_bytes, header.value_bytes = key_bytes, 0, value_bytes
     rest = _REST.pack(
-        CODEC_NONE,
-        flags,
-        stored_bytes,
-        stored_bytes,
-        count,
-        base_offset,
-        count - 1,
-        key_bytes,
-        timestamp_ms,
-        timestamp_ms,
-        0,
-        value_bytes,
-    )
+        CODEC_NONE, flags, stored_bytes, stored_bytes, count, base_offset, count - 1, key_bytes, timestamp_ms, timestamp_ms, 0, value_bytes
+    )  # fmt: skip
     header.checksum = checksum = google_crc32c.extend(google_crc32c.extend(google_crc32c.value(rest), lengths), data)
     return header, b"".join((_START.pack(MAGIC, checksum, seal), rest, lengths, data))
 

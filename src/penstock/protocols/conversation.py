@@ -31,6 +31,7 @@ from penstock.broker.access.checks import Principal
 from penstock.broker.broker import Broker
 from penstock.errors import ProtocolViolation
 from penstock.net.session import Connection
+from penstock.stats import SessionStats
 from penstock.workers import Work
 
 GATHERED_BYTES_MAX: Final = 64 << 10
@@ -81,13 +82,6 @@ class Decoder(Protocol[Message]):
         ...
 
 
-class Stats(Protocol):
-    errors: int
-    """Requests that were refused."""
-    internal_errors: int
-    """Those of them that failed because of a bug."""
-
-
 class ReplySlot:
     """The place of one reply, and the request bytes that are held until it is there."""
 
@@ -126,7 +120,7 @@ class Conversation(ABC, Generic[Message]):
         "_writes_in_flight",
     )
 
-    def __init__(self, broker: Broker, connection: Connection, decoder: Decoder[Message], stats: Stats) -> None:
+    def __init__(self, broker: Broker, connection: Connection, decoder: Decoder[Message], stats: SessionStats) -> None:
         self._broker = broker
         self._connection = connection
         self._decoder = decoder

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
-from penstock.admin.figures import Listener, SessionStats, Sources
+from penstock.admin.figures import Listener, Sources
 from penstock.admin.looplag import LoopLag
 from penstock.admin.metrics import Metrics
 from penstock.background import Loop
@@ -16,6 +16,7 @@ from penstock.clock import SystemClock
 from penstock.config.model import Otel
 from penstock.errors import ConfigError
 from penstock.log.api import Engine
+from penstock.stats import SessionStats
 
 try:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter

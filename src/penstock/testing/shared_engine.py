@@ -45,6 +45,7 @@ from penstock.log.api import (
     missing_partition,
 )
 from penstock.log.block import Block
+from penstock.log.failed_partitions import FailedPartitions
 from penstock.log.watchers import Watchers
 from penstock.names import is_internal
 from penstock.testing.shared_log import SharedLog, StoredPartition
@@ -228,6 +229,7 @@ class SharedEngine(Engine):
     def __init__(self, log: SharedLog, *, clock: Clock | None = None, seed: int = 0, skips: bool = True) -> None:
         self.log = log
         self.stats = EngineStats()
+        self.failed = FailedPartitions()
         self.closing = False
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)  # noqa: S311 - not for secrets

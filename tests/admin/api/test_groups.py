@@ -99,5 +99,18 @@ def test_subscriptions_are_listed_with_what_is_in_flight(ask: Asking) -> None:
     on_loop(ask.broker, broker.subscriptions.subscribe(SYSTEM, "orders", 1, name="shipping"))
     [subscription] = ask.ok("GET", "/subscriptions")["subscriptions"]
     assert (subscription["name"], subscription["topic"], subscription["in_flight"]) == ("shipping", "orders", 0)
+    path = "/topics/orders/subscriptions/shipping"
+    preview = ask.ok("POST", f"{path}/reset", {"to": "shift", "shift": -2, "preview": True})
+    assert preview == {
+        "applied": False,
+        "partitions": [
+            {"partition": each, "before": 5, "after": 3, "start_offset": 0, "high_watermark": 5} for each in (0, 1)
+        ],
+    }
+    assert ask.ok("GET", path)["lag"] == 0
+    assert ask.ok("POST", f"{path}/reset", {"to": "shift", "shift": -2})["applied"] is True
+    assert ask.ok("GET", path)["lag"] == 4
+    assert ask("POST", f"{path}/reset", {"to": "shift"}).code == "invalid_request"
+    assert ask("POST", "/topics/orders/subscriptions/none/reset", {"to": "latest"}).code == "group_not_found"
     assert ask("DELETE", "/groups/shipping").status == 204
     assert ask.ok("GET", "/subscriptions")["subscriptions"] == []

@@ -21,6 +21,7 @@ BODIES: dict[str, Any] = {
     "bind_topic": {"schema": None},
     "produce_records": {"records": [{"value": "x"}]},
     "reset_group": {"topic": "orders", "to": "earliest"},
+    "reset_subscription": {"to": "earliest"},
     "replay_dead_letters": {},
     "register_schema": {"type": "json", "definition": "{}"},
     "check_schema": {"type": "json", "definition": "{}"},
@@ -42,7 +43,7 @@ def resource_of(endpoint: Endpoint) -> Resource:
     assert endpoint.right is not None
     kind = endpoint.right.kind
     if kind is ResourceKind.GROUP and endpoint.right.operation is Operation.COMMIT:
-        return Resource(kind, "group", "orders")
+        return Resource(kind, "subscription" if "subscription" in endpoint.parameters else "group", "orders")
     return Resource(kind, {ResourceKind.TOPIC: "orders", ResourceKind.BROKER: ""}.get(kind, kind.value))
 
 

@@ -35,6 +35,7 @@ from penstock.broker.deliveries.subscriptions import Subscriptions
 from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.membership import Heartbeat, MemberOffset, Session
 from penstock.broker.groups.monitoring import Filter, Monitoring
+from penstock.broker.groups.resets import Resets, ResetTarget
 from penstock.broker.idempotence.producers import IdempotentProducers, Sequenced
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines, Report
@@ -48,6 +49,7 @@ from penstock.errors import (
     AccessDenied,
     ConsumerFenced,
     EntryNotFound,
+    GroupNotFound,
     InvalidRequest,
     NotSupported,
     PenstockError,
@@ -80,6 +82,7 @@ PARTS: dict[str, type] = {
     "topics": TopicChanges,
     "coordinator": Coordinator,
     "monitoring": Monitoring,
+    "resets": Resets,
     "explaining": Explaining,
     "producers": IdempotentProducers,
 }
@@ -148,7 +151,18 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "seek_to_time": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.seek_to_time(who, t, "g", 0, 0)),
     "lag": (Operation.READ, TOPIC, lambda b, who, t: b.lag(who, t, "g", 0)),
     "reset_offset": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.reset_offset(who, t, "g", 0, "earliest")),
-    "check_reset": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.check_reset(who, t, "g")),
+    "resets.reset_group": (
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
+        lambda b, who, t: b.resets.reset_group(who, t, "g", ResetTarget("earliest")),
+    ),
+    "resets.reset_subscription": (
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
+        lambda b, who, t: let_in(
+            GroupNotFound, lambda: b.resets.reset_subscription(who, t, "g", ResetTarget("earliest"))
+        ),
+    ),
     "list_groups": (Operation.ADMIN, WHOLE, lambda b, who, t: b.list_groups(who)),
     "describe_group": (Operation.ADMIN, GROUP, lambda b, who, t: b.describe_group(who, "g")),
     "delete_group": (Operation.ADMIN, GROUP, lambda b, who, t: b.delete_group(who, "g")),

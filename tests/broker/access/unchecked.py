@@ -50,6 +50,9 @@ NOT_OPERATIONS = {
     "subscriptions.close",
     "subscriptions.find",
     "subscriptions.find_named",
+    "subscriptions.find_in_topic",
+    "subscriptions.check_unused",  # asked for by resets
+    "subscriptions.move",  # likewise
     "subscriptions.group_infos",
     "subscriptions.delete_group",
     "subscriptions.all",

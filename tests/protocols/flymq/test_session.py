@@ -27,8 +27,9 @@ from penstock.protocols.flymq.codec.record_layouts import (
 )
 from penstock.protocols.flymq.operations.access import AuditQuery as AuditRequest
 from penstock.protocols.flymq.operations.access import Whoami
+from penstock.protocols.flymq.operations.blocks import FetchBlocks
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
-from penstock.protocols.flymq.operations.records import Consume, Fetch, FetchRecords, ProduceRecords
+from penstock.protocols.flymq.operations.records import Consume, Fetch, FetchRecords, ProduceRecords, ProduceWithTtl
 from penstock.protocols.flymq.operations.topics import (
     Commit,
     CreateTopic,
@@ -38,6 +39,7 @@ from penstock.protocols.flymq.operations.topics import (
     ListGroups,
     ListTopics,
 )
+from penstock.protocols.flymq.operations.transactions import encode_txn_produces
 from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.session import REQUESTS_PER_TURN_MAX, FlyMQ
 from penstock.protocols.flymq.wire import frame
@@ -498,6 +500,7 @@ async def test_whole_records_without_room_for_their_reply_are_read_again_when_th
     assert decode_reply(FetchRecords, reply.payload).values == [value]
     assert talk.connection.held_bytes == 0
     assert flymq.stats.requests[FetchRecords.opcode] == 1
+    assert flymq.stats.sent_records == 1
     talk.say(encode_request(FetchRecords("orders", 0, 0, 10)))
     assert flymq.stats.requests[FetchRecords.opcode] == 2
 
@@ -513,3 +516,28 @@ async def test_a_read_that_must_wait_begins_when_there_is_room_for_its_reply(tal
     assert reply.opcode == AuditRequest.opcode
     assert talk.connection.held_bytes == 0
     assert flymq.stats.requests[AuditRequest.opcode] == 1
+
+
+async def test_records_in_and_out_are_counted_whatever_request_has_them(
+    talk: Conversation, flymq: FlyMQ, broker: Broker
+) -> None:
+    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+
+    async def counted(request: bytes, replies: int = 1) -> tuple[int, int]:
+        before = flymq.stats.received_records, flymq.stats.sent_records
+        talk.say(request)
+        await talk.replies(replies)
+        return flymq.stats.received_records - before[0], flymq.stats.sent_records - before[1]
+
+    assert await counted(encode_produce_many("orders", [b"1", b"2", b"3"]), 3) == (3, 0)
+    assert await counted(encode_produce_many("orders", [b"1", b"2"], partition=5), 2) == (2, 0)  # refused
+    assert await counted(encode_request(ProduceRecords("orders", [b"4", None]))) == (2, 0)
+    assert await counted(encode_request(ProduceWithTtl("orders", b"6", 60_000))) == (1, 0)
+    assert await counted(encode_txn_produces("gone", "orders", [b"x", b"y"]), 2) == (2, 0)
+    assert await counted(encode_request(Consume("orders", 0, 0))) == (0, 1)
+    assert await counted(encode_request(Consume("orders", 0, 99))) == (0, 0)
+    assert await counted(encode_request(Fetch("orders", 0, 0, 2))) == (0, 2)
+    assert await counted(encode_request(Fetch("orders", 0, 6, 2))) == (0, 0)
+    assert await counted(encode_request(FetchRecords("orders", 0, 2, 10))) == (0, 4)
+    assert await counted(encode_request(FetchBlocks("orders", "", 0, 0, 1 << 20))) == (0, 6)
+    assert await counted(LIST_TOPICS) == (0, 0)

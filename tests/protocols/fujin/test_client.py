@@ -406,7 +406,7 @@ async def test_what_comes_for_a_fetch_that_was_cancelled_is_for_the_next(auto_co
             await until(lambda: stats.requests[Request.FETCH] == 1)
             fetching.cancel()
             await client.send_many("orders", [b"one", b"two"])
-            await until(lambda: stats.fetched == 2)
+            await until(lambda: stats.sent_records == 2)
             await until(lambda: reader._stream is not None and reader._stream.has_arrived)
             assert [message.value for message in await reader.fetch(1)] == [b"one"]
             assert [message.value for message in await reader.fetch(9)] == [b"two"]

@@ -262,8 +262,7 @@ async def test_what_is_counted(client: Client, connect: Connect, broker: Broker,
         "unknown": 2,
     }
     assert (fujin.stats.errors, fujin.stats.internal_errors) == (3, 0)
-    assert (fujin.stats.fetched, fujin.stats.pushed) == (2, 0)
-    assert (fujin.stats.subscribers, fujin.stats.delivered_events) == (1, 2)
+    assert (fujin.stats.received_records, fujin.stats.sent_records, fujin.stats.subscribers) == (3, 2, 1)
     client.hang_up()
     assert fujin.stats.subscribers == 0
 

@@ -125,11 +125,11 @@ async def test_a_read_that_waits_for_room_counts_once(talk: Conversation, rustlo
     reply_bytes = len(talk.connection.sends[0])
     assert await talk.hear(1) == [Opcode.FETCH]
     stats = rustlog.stats
-    assert stats.requests[Opcode.FETCH] == stats.fetched_records == stats.fetch_seconds.count == 1
+    assert stats.requests[Opcode.FETCH] == stats.sent_records == stats.fetch_seconds.count == 1
     assert stats.fetched_bytes == reply_bytes
     talk.session.receive(fetch)
     assert await talk.hear(1) == [Opcode.FETCH]
-    assert stats.requests[Opcode.FETCH] == stats.fetched_records == stats.fetch_seconds.count == 2
+    assert stats.requests[Opcode.FETCH] == stats.sent_records == stats.fetch_seconds.count == 2
 
 
 async def test_decoding_ends_with_its_connection(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:

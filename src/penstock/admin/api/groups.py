@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 
@@ -14,9 +14,9 @@ from penstock.admin.history import Kind
 from penstock.broker.access.checks import BROKER, Declaration, Operation, ResourceKind, authorize
 from penstock.broker.broker import Broker
 from penstock.broker.groups.monitoring import Filter, GroupStatus, Monitoring, SubscriptionStatus
+from penstock.broker.groups.resets import Move, ResetMode, Resets, ResetTarget
 from penstock.broker.limits import INT64_MAX
 from penstock.errors import GroupNotFound, InvalidRequest, PartitionNotFound, TopicNotFound
-from penstock.log.api import Partition, follow_all
 
 READ_LAGS: Final = Declaration(Operation.ADMIN, ResourceKind.BROKER)
 
@@ -102,11 +102,10 @@ class LagHistory(Reply, frozen=True):
     lag_s: list[float | None]
 
 
-class Reset(Request, frozen=True):
-    """Where a group is to continue in a topic."""
+class Reset(Request, frozen=True, kw_only=True):
+    """Where a group or subscription is to continue in a topic."""
 
-    topic: str
-    to: Literal["earliest", "latest", "offset", "time", "shift"]
+    to: ResetMode
     partition: PartitionIndex | None = None
     """All partitions if it is left out."""
     offset: Offset | None = None
@@ -115,6 +114,10 @@ class Reset(Request, frozen=True):
     """Records to go forward, or back if negative."""
     preview: bool = False
     """Only tell what would change."""
+
+
+class GroupReset(Reset, frozen=True, kw_only=True):
+    topic: str
 
 
 class ResetPartition(Reply, frozen=True):
@@ -236,43 +239,47 @@ def _subscription(status: SubscriptionStatus) -> Subscription:
 @endpoint(
     "POST",
     "/groups/{group}/reset",
-    asks=Broker.reset_offset,
+    asks=Resets.reset_group,
     errors=(InvalidRequest, TopicNotFound, PartitionNotFound),
 )
-async def reset_group(call: Call, body: Reset) -> ResetResult:
+async def reset_group(call: Call, body: GroupReset) -> ResetResult:
     """Set where a group continues: at the earliest or latest record, an offset, a time, or some records before or after."""
-    group, broker, principal = call.path["group"], call.broker, call.principal
+    moves = await call.broker.resets.reset_group(
+        call.principal, body.topic, call.path["group"], _target(body), body.partition, preview=body.preview
+    )
+    return _reset_result(body, moves)
+
+
+@endpoint(
+    "POST",
+    "/topics/{topic}/subscriptions/{subscription}/reset",
+    asks=Resets.reset_subscription,
+    errors=(InvalidRequest, GroupNotFound, TopicNotFound, PartitionNotFound),
+)
+async def reset_subscription(call: Call, body: Reset) -> ResetResult:
+    """Set where a subscription continues. Records before that count as settled, those after it are delivered as if for the first time."""
+    moves = await call.broker.resets.reset_subscription(
+        call.principal,
+        call.path["topic"],
+        call.path["subscription"],
+        _target(body),
+        body.partition,
+        preview=body.preview,
+    )
+    return _reset_result(body, moves)
+
+
+def _target(body: Reset) -> ResetTarget:
     given = {"offset": body.offset, "time": body.time_ms, "shift": body.shift}
     if any((value is None) == (body.to == name) for name, value in given.items()):
         raise InvalidRequest(f"to={body.to} goes with offset, time_ms or shift only if it is offset, time or shift")
     if body.to == "offset" and body.partition is None:
         raise InvalidRequest("an offset is a place in one partition: give the partition too")
-    handles = broker.readable_topic(principal, body.topic).partitions
-    if body.partition is not None:
-        handles = [broker.partition(principal, body.topic, body.partition)]
-    await follow_all(handles)
-    changes = [await _change(call, group, body, each) for each in handles]
-    broker.check_reset(principal, body.topic, group)
-    if not body.preview:
-        for each in changes:
-            await broker.reset_offset(principal, body.topic, group, each.partition, "offset", each.after)
-    return ResetResult(not body.preview, changes)
+    return ResetTarget(body.to, given.get(body.to) or 0)
 
 
-async def _change(call: Call, group: str, wanted: Reset, handle: Partition) -> ResetPartition:
-    try:
-        before = call.broker.committed_offset(call.principal, wanted.topic, group, handle.index)
-    except GroupNotFound:
-        before = None
-    start, end = handle.start_offset, handle.committed_end
-    after = {"earliest": start, "latest": end}.get(wanted.to, 0)
-    if wanted.to == "time" and wanted.time_ms is not None:
-        after = await handle.offset_at(wanted.time_ms)
-    elif wanted.to == "offset" and wanted.offset is not None:
-        after = wanted.offset
-    elif wanted.to == "shift" and wanted.shift is not None:
-        after = (start if before is None else before) + wanted.shift
-    return ResetPartition(handle.index, before, min(max(after, start), end), start, end)
+def _reset_result(body: Reset, moves: list[Move]) -> ResetResult:
+    return ResetResult(not body.preview, [ResetPartition(*each) for each in moves])
 
 
 @endpoint("DELETE", "/groups/{group}", asks=Broker.delete_group, errors=(InvalidRequest, GroupNotFound))

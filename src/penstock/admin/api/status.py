@@ -23,6 +23,9 @@ class ListenerState(Reply, frozen=True):
     connections: int
     received_bytes: int
     sent_bytes: int
+    received_records: int
+    """That clients sent to be stored, refused ones included."""
+    sent_records: int
     requests: int
     errors: int
 
@@ -74,6 +77,9 @@ class Samples(Reply, frozen=True):
     received_bytes: list[int]
     """By all listeners."""
     sent_bytes: list[int]
+    received_records: list[int]
+    """By all listeners, refused ones included."""
+    sent_records: list[int]
     disk_free_bytes: list[int]
     """-1 if the log is not in files."""
 
@@ -110,6 +116,8 @@ async def get_status(call: Call) -> Status:
             listener.stats.connections_open,
             listener.stats.bytes_in,
             listener.stats.bytes_out,
+            sources.sessions[name].received_records,
+            sources.sessions[name].sent_records,
             sum(sources.sessions[name].requests_by_name().values()),
             sources.sessions[name].errors,
         )
@@ -158,6 +166,8 @@ async def get_history(call: Call) -> Samples:
         list(history.appended_bytes),
         list(history.received_bytes),
         list(history.sent_bytes),
+        list(history.received_records),
+        list(history.sent_records),
         list(history.disk_free_bytes),
     )
 

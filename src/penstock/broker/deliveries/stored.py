@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -52,6 +52,12 @@ class StoredCursor(msgspec.Struct, frozen=True, array_like=True):
             self.tag_base + max(self.read_to - self.start, 0) + TAG_GAP,
         )
 
+    def moved(self, offset: int) -> StoredCursor:
+        """Return the cursor as it is once reading continues at another offset, with tags that were never given."""
+        return StoredCursor(
+            offset, offset, epoch=self.epoch, tag_base=self.tag_base + max(self.read_to - self.start, 0) + TAG_GAP
+        )
+
 
 class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
     topic: str
@@ -63,6 +69,13 @@ class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
     created_ms: int = 0
     owner: str = ""
     """The principal that created it; empty if its listener asks nobody who they are."""
+
+    def moved(self, offsets: Mapping[int, int]) -> StoredSubscription:
+        """Return the subscription as it is once these partitions are read from other offsets on."""
+        cursors = tuple(
+            cursor.moved(offsets[index]) if index in offsets else cursor for index, cursor in enumerate(self.cursors)
+        )
+        return msgspec.structs.replace(self, cursors=cursors)
 
     def continued(self, partitions: Sequence[Partition]) -> StoredSubscription:
         """Return the subscription with its cursors as they are valid in the log as it is now, and one for each new partition."""

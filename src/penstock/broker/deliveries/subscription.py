@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -173,7 +173,7 @@ class Subscription:
         self.used_s = 0.0
         self.deleted = False
         self.taken_back = 0
-        """Deliveries whose time was over, ever."""
+        """Deliveries whose time was over, or that a reset has forgotten, ever."""
         self.redeliveries = 0
         """Deliveries of records that were delivered before, ever."""
         self.dead_letters = 0
@@ -354,6 +354,11 @@ class Subscription:
         return places
 
     @property
+    def with_readers(self) -> int:
+        """Deliveries that wait for their acknowledgement."""
+        return sum(entry.due_ms is not None for entry in self._in_flight.values())
+
+    @property
     def watched(self) -> bool:
         return bool(self._watchers)
 
@@ -406,6 +411,19 @@ class Subscription:
         self._tags.extend(len(self._cursors), tag_base, unsettled)
         if self._watchers:
             self._watched += [handle.watch(self.wake) for handle in handles]
+        self.wake()
+
+    def move(self, stored: StoredSubscription, partitions: Collection[int]) -> None:
+        """Continue as stored in these partitions. What was delivered of them is forgotten: acknowledgements of it find nothing."""
+        moved = {tag for tag in self._in_flight if self.place(tag)[0] in partitions}
+        for tag in moved:
+            del self._in_flight[tag]
+        self.taken_back += len(moved)
+        self._waiting = deque(tag for tag in self._waiting if tag not in moved)
+        for index in partitions:
+            cursor = stored.cursors[index]
+            self._cursors[index] = Cursor(self._cursors[index].handle, cursor.start, cursor.read_to, 0, cursor.tag_base)
+            self._tags.rebase(index, cursor.tag_base)
         self.wake()
 
     def tag(self, index: int, offset: int) -> int:

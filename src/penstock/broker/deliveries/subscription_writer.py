@@ -12,7 +12,7 @@ second and keeps nobody else waiting. Its exhausted records count as in flight, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -37,6 +37,7 @@ LINGER_S: Final = 0.01
 """How long more is gathered if a state to be stored is large: encoding 4 096 deliveries takes some 3 ms of the loop's time."""
 
 OnDurable = Callable[[PenstockError | None], None]
+Check = Callable[[Subscription], None]
 
 log = structlog.get_logger("penstock.broker.deliveries.subscriptions")
 
@@ -152,6 +153,14 @@ class SubscriptionWriter:
             changes = [(each.id, each.stored()) for each in subscriptions if not each.deleted]
             if changes:
                 await self._table.change(changes, relaxed=relaxed)
+
+    async def move(self, subscription: Subscription, offsets: Mapping[int, int], check: Check) -> None:
+        """Store that a subscription continues at these offsets, by partition, and have it do so. `check` raises why it may not now."""
+        async with self._state_write:
+            check(subscription)
+            moved = subscription.stored().moved(offsets)
+            await self._table.change([(subscription.id, moved)])
+            subscription.move(moved, offsets.keys())
 
     # -- dead letters -----------------------------------------------------------------------------------------------------
 

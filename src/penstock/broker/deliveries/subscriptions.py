@@ -9,7 +9,7 @@ Deliveries are taken back when somebody reads; the sweep does the same for subsc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -38,6 +38,7 @@ from penstock.broker.part import Context, Part
 from penstock.broker.table import Table
 from penstock.errors import (
     AccessDenied,
+    GroupNotFound,
     InvalidRequest,
     LimitExceeded,
     PenstockError,
@@ -304,6 +305,37 @@ class Subscriptions(Part):
     async def write_dead_letters(self) -> None:
         """Write a batch of dead letters of every subscription that has some to write, as the background loop does."""
         await self._writer.dead_letter_exhausted()
+
+    def find_in_topic(self, topic: str, name: str) -> Subscription:
+        """Return the subscription of a topic by its name, or by # and its number. Raises GroupNotFound."""
+        found = self._by_name.get((topic, name))
+        if found is None and name.startswith("#") and name[1:].isascii() and name[1:].isdigit():
+            found = self._by_id.get(int(name[1:]))
+        if found is None or found.topic != topic or name != group_name(found):
+            raise GroupNotFound(f"topic {topic} has no subscription {name}")
+        return found
+
+    def check_unused(self, subscription: Subscription) -> None:
+        """Raise InvalidRequest if a subscription cannot be moved now, because of its readers or of what they have left."""
+        name = group_name(subscription)
+        if subscription.deleted:
+            raise GroupNotFound(f"topic {subscription.topic} has no subscription {name}")
+        subscription.release_due(self._clock.now_ms())
+        if subscription.watched or subscription.with_readers:
+            raise InvalidRequest(
+                f"subscription {name} has readers (deliveries that are not acknowledged: {subscription.with_readers}): "
+                "stop them, or wait until their deliveries are due again, to reset it"
+            )
+        if subscription.exhausted:
+            self._writer.dead_letter_soon(subscription)
+            raise InvalidRequest(
+                f"subscription {name} has records that wait to become dead letters ({subscription.exhausted}): "
+                "wait until they are written, to reset it"
+            )
+
+    async def move(self, subscription: Subscription, offsets: Mapping[int, int]) -> None:
+        """Continue at these offsets, by partition, once that is stored. Raises what `check_unused` does."""
+        await self._writer.move(subscription, offsets, self.check_unused)
 
     def group_infos(self, group: str | None = None, topic: str | None = None) -> list[GroupInfo]:
         """Return subscriptions as groups, all or those of one name or topic."""

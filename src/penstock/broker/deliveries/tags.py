@@ -36,6 +36,11 @@ class Tags:
         number, partition = divmod(tag - 1, len(scheme.bases))
         return partition, number - scheme.bases[partition]
 
+    def rebase(self, partition: int, base: int) -> None:
+        """Give new tags for one partition, above those given so far. Those of the other partitions keep their meaning."""
+        first, bases = self._schemes[-1]
+        self._schemes[-1] = _Scheme(first, (*bases[:partition], base, *bases[partition + 1 :]))
+
     def extend(self, partitions: int, base: int, unsettled: int | None) -> None:
         """Give new tags for this many partitions, above those given so far, with one base for all.
 

@@ -16,20 +16,22 @@ from penstock.errors import CorruptBlock, InvalidRequest, PartitionNotFound, Rec
 from penstock.log.api import Batch, TopicInfo
 from penstock.log.block import (
     CODEC_NONE,
+    HEADER,
+    HEADER_BYTES,
     HEADERS,
     KEYS,
-    BinaryColumn,
     Block,
-    Columns,
-    Int64s,
     RawColumn,
     encode_columns,
 )
+from penstock.log.block_columns import BinaryColumn, Columns, Int64s
 from penstock.record_headers import HEADERS_PER_RECORD_MAX
 
 # What a reader from the middle of a block must decode; the log makes blocks of 1 MiB. One record may be larger.
 BLOCK_BYTES_MAX: Final = 4 << 20
 _PAIR_BYTES: Final = 6
+_COUNT_FIELD: Final = 7
+"""Of a block's header: the number of records."""
 
 
 class StagedPart(NamedTuple):
@@ -37,6 +39,11 @@ class StagedPart(NamedTuple):
 
     partition: int
     block: Block
+
+
+def record_count(block: bytes) -> int:
+    """Return how many records a block has by its header, of which nothing is checked; 0 if it is too short for one."""
+    return HEADER.unpack_from(block)[_COUNT_FIELD] if len(block) >= HEADER_BYTES else 0
 
 
 def check_parts(info: TopicInfo, parts: Sequence[tuple[int, bytes]], limits: BrokerLimits) -> list[StagedPart]:

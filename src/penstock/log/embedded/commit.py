@@ -38,7 +38,7 @@ from penstock.clock import Clock
 from penstock.errors import NotWritten, OutcomeUnknown
 from penstock.futures import shield
 from penstock.log.api import EngineStats
-from penstock.log.embedded.checkpoint import open_for_sync, save_index, sync_segments, synced
+from penstock.log.embedded.checkpoint import open_for_sync, save_index, save_indexes, sync_segments, synced
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, is_out_of_descriptors, storage_error
 from penstock.log.embedded.failures import (
     flush_failed,
@@ -153,9 +153,7 @@ class Committer:
             return False
         try:
             now_ms = self._clock.now_ms()
-            if flushed > 1 and not self._journal.end:
-                return False
-            if any(part.rolls(now_ms) for part in parts):
+            if (flushed > 1 and not self._journal.end) or any(part.rolls(now_ms) for part in parts):
                 return False
             if not self._files.has_room_for([part.partition for part in parts]):
                 return False
@@ -487,9 +485,6 @@ class Committer:
         for partition in unsynced:
             writer = partition.writer
             try:
-                # If the partition has failed, a sync of its segment proves nothing, so what the journal holds of it must stay.
-                if partition.failure is not None:
-                    raise OSError(errno.EIO, "the partition refuses writes")
                 index = writer.segment.index
                 fd = open_for_sync(self._disk, partition)
                 if fd is not None:
@@ -515,11 +510,7 @@ class Committer:
         self._checkpoint.result()
         self._checkpoint = None
         covered, self._covered = self._covered, []
-        for partition, writer, encoded, covers in covered:
-            # Sealed or settled meanwhile, it has a later index.
-            index = writer.segment.index
-            if partition.failure is None and not partition.deleted and not index.sealed and index.saved_covers < covers:
-                save_index(writer, encoded, covers)
+        save_indexes(covered)
 
     def _finish_checkpoint_of(self, partition: EmbeddedPartition) -> None:
         """Before a partition's segment is sealed, wait for a checkpoint that syncs it: the system tells an error of writing back to no

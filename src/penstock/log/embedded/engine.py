@@ -63,6 +63,7 @@ from penstock.log.embedded.syncs import SYNC_THREADS, Syncs
 from penstock.log.embedded.threads import Threads
 from penstock.log.embedded.topic_changes import OpenedParts, TopicChanges
 from penstock.log.embedded.topicfiles import StoredTopic, TopicFiles
+from penstock.log.failed_partitions import FailedPartitions
 from penstock.log.salts import new_topic_salt
 from penstock.log.tail import RecentReads, Tail, TailBudget
 from penstock.log.watchers import Watchers
@@ -96,6 +97,7 @@ class EmbeddedEngine(Engine):
         self._threads = threads or Threads()
         self.accept_gaps = self._options.accept_gaps
         self.stats = EngineStats()
+        self.failed = FailedPartitions()
         self._files = TopicFiles(self._disk, data_dir / "topics")
         self._reserve = SpaceReserve(self._disk, data_dir / _RESERVE, self._options.reserve_bytes)
         self._snapshots = Snapshots(self._disk, self._clock, data_dir / SNAPSHOTS_DIRECTORY)
@@ -420,6 +422,7 @@ class EmbeddedEngine(Engine):
                 self._committer,
                 self._readers,
                 self.stats,
+                self.failed,
             )
             for index, (segments, writer) in enumerate(parts, len(known))
         ]

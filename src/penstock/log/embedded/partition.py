@@ -34,6 +34,7 @@ from penstock.log.embedded.disk import storage_error
 from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.layout import AtomicAppend, PartitionCommit, Waiting
 from penstock.log.embedded.segment import Segment, SegmentWriter
+from penstock.log.failed_partitions import FailedPartitions
 from penstock.log.tail import RecentReads, Tail
 from penstock.log.watchers import Watchers
 
@@ -80,6 +81,7 @@ class EmbeddedPartition(Partition):
         committer: Committer,
         readers: ThreadPoolExecutor,
         stats: EngineStats,
+        failed: FailedPartitions,
     ) -> None:
         self.topic = info.name
         self.index = index
@@ -108,6 +110,7 @@ class EmbeddedPartition(Partition):
         self._committer = committer
         self._readers = readers
         self._stats = stats
+        self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._committed_end = writer.next_offset
         self._failure: str | None = None
@@ -259,6 +262,7 @@ class EmbeddedPartition(Partition):
         """Refuse writes from now on. Any thread may call this; the first reason stays."""
         if self._failure is None:
             self._failure = reason
+            self._failed.add(self)
             _log.error("partition_failed", topic=self.topic, partition=self.index, reason=reason)
 
     @property

@@ -38,6 +38,7 @@ from penstock.log.api import (
     TopicInfo,
     missing_partition,
 )
+from penstock.log.failed_partitions import FailedPartitions
 from penstock.log.kafka.client import KafkaClient
 from penstock.log.kafka.faults import KafkaFault, Unanswered
 from penstock.log.kafka.follower import Follower
@@ -81,6 +82,7 @@ class KafkaEngine(Engine):
         read what nobody writes to any more. `node` is the name of this node among others that share the log; without one it has the log
         for itself."""
         self.stats = EngineStats()
+        self.failed = FailedPartitions()
         self._role = role
         self.background = background or Background()
         self._settings = settings
@@ -432,6 +434,7 @@ class KafkaEngine(Engine):
             follower=self._follower,
             tails=self._tails,
             tail_bytes=self._tail_bytes,
+            failed=self.failed,
         )
         partition.claimed = is_internal(name) and name not in self._shared
         return partition

@@ -24,6 +24,7 @@ from penstock.errors import (
 )
 from penstock.log.api import READ_BYTES_DEFAULT, Batch, BlockBatch, OnAppended, Partition, TopicConfig
 from penstock.log.block import Block, BlockHeader, encode_block
+from penstock.log.failed_partitions import FailedPartitions
 from penstock.log.kafka.batches import split, visible
 from penstock.log.kafka.client import Fetched, Place
 from penstock.log.kafka.faults import topic_gone
@@ -54,6 +55,7 @@ class KafkaPartition(Partition):
         follower: Follower,
         tails: TailBudget,
         tail_bytes: int,
+        failed: FailedPartitions,
     ) -> None:
         self.topic = topic
         self.index = index
@@ -87,6 +89,7 @@ class KafkaPartition(Partition):
         self._looking: asyncio.Task[None] | None = None
         self._size_bytes = 0
         self._failure: str | None = None
+        self._failed = failed
         self._closed: type[TopicNotFound | ShuttingDown] | None = None
 
     def __str__(self) -> str:
@@ -128,6 +131,7 @@ class KafkaPartition(Partition):
     def fail(self, reason: str) -> None:
         """Refuse writes from now on."""
         self._failure = self._failure or reason
+        self._failed.add(self)
 
     # -- writing -----------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from penstock.protocols.conversation import (
     Conversation,
     ReplySlot,
 )
+from penstock.stats import SessionStats
 
 MESSAGES_PER_TURN_MAX: Final = 256
 """Frames, or runs of publishes, that one session decodes and starts before it lets others have their turn of the loop."""
@@ -47,15 +48,11 @@ _PING, _POLL = int(FrameType.PING), int(FrameType.POLL)
 
 
 @dataclass(slots=True)
-class BlipMQStats:
-    """What the sessions of one listener count; plain numbers, exported on scrape."""
+class BlipMQStats(SessionStats):
+    """What the sessions of one listener count; plain numbers, exported on scrape. Errors are NACKs."""
 
     requests: list[int] = field(default_factory=lambda: [0] * (max(FrameType) + 1))
     """By frame type."""
-    errors: int = 0
-    """NACKs."""
-    internal_errors: int = 0
-    """Those of them that were our fault."""
 
     def requests_by_name(self) -> dict[str, int]:
         return {kind.name.lower(): self.requests[kind] for kind in FrameType if self.requests[kind]}
@@ -152,7 +149,9 @@ class BlipMQSession(Conversation[Message]):
     # --- publishing ---
 
     def _publish(self, run: PublishRun) -> None:
-        self._stats.requests[_PUBLISH] += len(run.values)
+        count = len(run.values)
+        self._stats.requests[_PUBLISH] += count
+        self._stats.received_records += count
         # Replies to what follows a publish of QoS 0 do not wait for the disk.
         slot = self.reserve(self._held_bytes(run), late=run.qos == AT_MOST_ONCE)
         principal = self._principal
@@ -350,6 +349,7 @@ class BlipMQSession(Conversation[Message]):
                     return None
                 break
             if not taken:
+                self._stats.sent_records += len(frames)
                 return b"".join(frames)  # and silence for the other polls
             for delivery in taken:
                 echoed = delivery.tag if delivery.qos else polls[len(frames)]
@@ -365,6 +365,7 @@ class BlipMQSession(Conversation[Message]):
                 size_bytes += len(frame)
         self._subscriptions.give_back(subscription, refused)
         self._put_back(run, len(frames), slot)
+        self._stats.sent_records += len(frames)
         return b"".join(frames)
 
     def _put_back(self, run: IdRun, answered: int, slot: ReplySlot) -> None:

@@ -50,6 +50,7 @@ from penstock.protocols.flymq.server.dispatch import (
     encode_answer,
     is_read,
     is_write,
+    records_in,
     refusal,
     write,
 )
@@ -61,6 +62,7 @@ from penstock.protocols.flymq.server.forwarding import (
     is_forwarded,
     topic_of,
 )
+from penstock.stats import SessionStats
 
 REQUESTS_PER_TURN_MAX = 64
 """Requests, or runs of PRODUCE, that one session decodes and starts before it lets others have their turn of the loop."""
@@ -72,15 +74,11 @@ _TOPICS_SHOWN_MAX = 16
 
 
 @dataclass(slots=True)
-class FlyMQStats:
-    """What the sessions of one listener count; plain numbers, exported on scrape."""
+class FlyMQStats(SessionStats):
+    """What the sessions of one listener count; plain numbers, exported on scrape. Errors are requests answered with ERROR."""
 
     requests: list[int] = field(default_factory=lambda: [0] * 256)
     """By opcode, unknown ones too."""
-    errors: int = 0
-    """Requests answered with ERROR."""
-    internal_errors: int = 0
-    """Those of them that were our fault."""
 
     def requests_by_name(self) -> dict[str, int]:
         """Only what has been asked for; opcodes that are not in the contract together, as `unknown`."""
@@ -169,6 +167,7 @@ class FlyMQSession(Conversation[Request]):
             self._id,
             self._worker,
             self._error,
+            shared.stats,
         )
         if native is not None:
             self._caller.note_dialect(native=native)
@@ -196,9 +195,12 @@ class FlyMQSession(Conversation[Request]):
 
     def _count(self, request: Request) -> None:
         if isinstance(request, ProduceRun):
-            self._stats.requests[_PRODUCE] += len(request.values)
+            count = len(request.values)
+            self._stats.requests[_PRODUCE] += count
+            self._stats.received_records += count
         elif not isinstance(request.body, Undecoded):
             self._stats.requests[request.opcode] += _requests_in(request)
+            self._stats.received_records += records_in(request.body)
 
     def _start(self, request: Request) -> None:
         if isinstance(request, ProduceRun):
@@ -360,12 +362,18 @@ class FlyMQSession(Conversation[Request]):
         else:
             self._answer_later(call, slot, answer, partial(encode_answer, type(_operation(body))))
 
+    def _answer_read(self, request: Request, slot: ReplySlot, reply: bytes) -> bool:
+        answered = super()._answer_read(request, slot, reply)
+        self._caller.count_read(sent=answered)
+        return answered
+
     def _reply_bytes_max(self, request: Request) -> int:
         return READ_BYTES_MAX if isinstance(request, Call) and is_read(request.body) else 0
 
     # --- refusals ---
 
     def _refusal(self, request: Request, error: Exception) -> bytes:
+        self._caller.note_read(0)
         if isinstance(request, ProduceRun):
             count = len(request.values)
             return self._error(request, error, count) * count

@@ -49,7 +49,7 @@ from penstock.protocols.flymq.operations.access import (
     UserDescription,
 )
 from penstock.protocols.flymq.operations.blocks import NO_EPOCH, EncodedBlocks, Plan, TopicSpans
-from penstock.protocols.flymq.operations.groups import GroupProgress, SubscriptionProgress
+from penstock.protocols.flymq.operations.groups import GroupProgress, MovedPosition, SubscriptionProgress
 from penstock.protocols.flymq.operations.monitoring import OpenTransaction, PendingRecord
 from penstock.protocols.flymq.operations.spark import PipelineDescription, PipelineReport, Run, Winner
 from penstock.protocols.flymq.operations.topics import ClusterState, SnapshotDescription
@@ -510,6 +510,45 @@ class Monitoring(SyncObject[AsyncMonitoring]):
     def subscriptions(self, name: str = "", topic: str = "") -> list[SubscriptionProgress]:
         """Return the subscriptions of BlipMQ, Fujin and Felix by topic and name; all, or some by name."""
         return self._thread.run(self._async.subscriptions(name, topic))
+
+    def reset_group(
+        self,
+        group: str,
+        topic: str,
+        to: Start | None = None,
+        *,
+        shift: int | None = None,
+        partition: int | None = None,
+        preview: bool = False,
+    ) -> list[MovedPosition]:
+        """Move a group in a topic `to` "earliest", "latest", an offset or a time, or by `shift` records (back if negative); return what
+        changed in each partition.
+
+        All partitions are moved, unless one is given. With `preview` nothing changes. Positions stay within the log. Raises
+        InvalidRequest while the group has members. Needs the right to commit for the group only.
+        """
+        return self._thread.run(
+            self._async.reset_group(group, topic, to, shift=shift, partition=partition, preview=preview)
+        )
+
+    def reset_subscription(
+        self,
+        name: str,
+        topic: str,
+        to: Start | None = None,
+        *,
+        shift: int | None = None,
+        partition: int | None = None,
+        preview: bool = False,
+    ) -> list[MovedPosition]:
+        """The same for a subscription of BlipMQ, Fujin or Felix, known by its name or by # and its number.
+
+        Records before the new position count as settled, those from it on are delivered as if for the first time. Raises GroupNotFound,
+        InvalidRequest while it has readers.
+        """
+        return self._thread.run(
+            self._async.reset_subscription(name, topic, to, shift=shift, partition=partition, preview=preview)
+        )
 
     def delayed(self, topic: str = "", limit: int = 1000) -> list[PendingRecord]:
         """Return the delayed records that are due next, at most `limit`, of one topic or of all."""

@@ -112,6 +112,7 @@ class RustLogSession(Conversation[Request]):
     def _count(self, request: Request) -> None:
         if isinstance(request, ProduceRun):
             self._stats.requests[_PRODUCE] += len(request.counts)
+            self._stats.received_records += len(request.values)
         elif isinstance(request, Call):
             self._stats.requests[request.opcode] += 1
 

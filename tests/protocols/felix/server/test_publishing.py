@@ -485,7 +485,7 @@ async def test_what_was_asked_is_counted(talk: Talk, felix: Felix) -> None:
     for _ in range(4):
         await talk.reply()
     assert felix.stats.requests_by_name() == {"publish": 2, "publish_binary": 1, "malformed": 1}
-    assert (felix.stats.errors, felix.stats.internal_errors, felix.stats.published_events) == (2, 0, 3)
+    assert (felix.stats.errors, felix.stats.internal_errors, felix.stats.received_records) == (2, 0, 4)
 
 
 async def test_when_the_server_stops_streams_are_told(peer: Peer, talk: Talk) -> None:

@@ -185,6 +185,8 @@ ATTEMPTS: dict[int, Attempt] = {
     DescribeGroup.opcode: Attempt(encode_request(DescribeGroup("orders", "g")), ROOT),
     GetLag.opcode: Attempt(encode_request(GetLag("orders", "g", 0)), READERS),
     DeleteGroup.opcode: Attempt(encode_request(DeleteGroup("orders", "g")), ROOT),
+    0xE0: Attempt(encode_request(groups.GroupReset("orders", "g", "earliest")), READERS),
+    0xE1: Attempt(encode_request(groups.SubscriptionReset("orders", "g", "earliest")), READERS),
     0xDB: Attempt(encode_request(groups.GroupHeartbeat("g", "m", ["orders"], 1, "earliest", "", 1000, [])), READERS),
     0xDC: Attempt(encode_request(groups.GroupLeave("g", "m", ["orders"])), READERS),
     0xDD: Attempt(encode_request(groups.GroupCommit("g", "m", [groups.OwnedOffset("orders", 0, 1, 1)])), READERS),

@@ -41,8 +41,12 @@ async def append(partition: Partition, *values: bytes | None, keys: list[bytes |
 
 
 async def fetch(fetcher: Fetcher, partition: Partition, offset: int, maximum: int, wanted: str | None = "") -> Fetched:
-    answer = fetcher.fetch(partition, offset, maximum, wanted, PlainForm(0x07, native=True), WorkerPool().worker())
-    return decode_fetched((answer if isinstance(answer, bytes) else await answer)[8:], native=True)
+    read: list[int] = []
+    form, worker = PlainForm(0x07, native=True), WorkerPool().worker()
+    answer = fetcher.fetch(partition, offset, maximum, wanted, form, worker, read.append)
+    fetched = decode_fetched((answer if isinstance(answer, bytes) else await answer)[8:], native=True)
+    assert read == [len(fetched.offsets)]
+    return fetched
 
 
 async def read_all(fetcher: Fetcher, partition: Partition, maximum: int, wanted: str = "") -> list[tuple[int, bytes]]:
@@ -127,7 +131,9 @@ async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_goes_o
 
     monkeypatch.setattr(partition, "read_cached", lambda offset, max_bytes: None)
     monkeypatch.setattr(partition, "read", passed)
-    answer = fetcher.fetch(partition, 0, 10, wanted, PlainForm(0x07, native=True), WorkerPool().worker())
+    read_records: list[int] = []
+    form, worker = PlainForm(0x07, native=True), WorkerPool().worker()
+    answer = fetcher.fetch(partition, 0, 10, wanted, form, worker, read_records.append)
     assert not isinstance(answer, bytes)
     monkeypatch.setattr(partition, "read_cached", type(partition).read_cached.__get__(partition))
     fetched = decode_fetched((await answer)[8:], native=True)
@@ -252,8 +258,11 @@ async def test_what_stands_before_damage_is_served_and_then_the_damage_reported(
 async def fetch_whole(
     fetcher: Fetcher, partition: Partition, offset: int, maximum: int, wanted: str = ""
 ) -> FetchedRecords:
-    answer = fetcher.fetch(partition, offset, maximum, wanted, WholeForm(), WorkerPool().worker())
-    return decode_reply(FetchRecords, (answer if isinstance(answer, bytes) else await answer)[8:])
+    read: list[int] = []
+    answer = fetcher.fetch(partition, offset, maximum, wanted, WholeForm(), WorkerPool().worker(), read.append)
+    fetched = decode_reply(FetchRecords, (answer if isinstance(answer, bytes) else await answer)[8:])
+    assert read == [len(fetched.offsets)]
+    return fetched
 
 
 async def append_whole(partition: Partition, *batches: Batch) -> list[Appended]:

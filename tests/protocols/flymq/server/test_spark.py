@@ -10,6 +10,7 @@ from penstock.protocols.flymq.codec.record_layouts import decode_fetched
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import Fetch
 from penstock.protocols.flymq.operations.spark import BeginRun, Run, Stage, StageAbort, StageCommit, Winner
+from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import frame
 from tests.protocols.flymq.conversation import Conversation
 
@@ -61,6 +62,17 @@ async def test_requests_to_stage_do_not_wait_for_one_another_and_a_commit_behind
     talk.say(*stages, stages[3], encode_request(StageCommit("app", 1, 0, [Winner("a", 20)])))
     assert [reply.opcode for reply in await talk.replies(22)] == [0xD3] * 21 + [0xD4]
     assert await values(talk) == [b"%d" % number for number in range(20)]
+
+
+async def test_staged_records_are_counted_once_their_blocks_are_checked(talk: Conversation, flymq: FlyMQ) -> None:
+    await begin(talk)
+    await talk.ask(stage(0, b"a", b"b", b"c"))
+    assert flymq.stats.received_records == 3
+    lie = bytearray(encode_block(0, 0, [b"d"]))
+    lie[28:32] = b"\xff" * 4  # the count of records, in a block whose checksum does not match any more
+    refused = encode_request(Stage("app", 1, 0, "a", 1, "orders", [(0, bytes(lie)), (0, b"short")]))
+    assert (await talk.ask(refused)).error
+    assert flymq.stats.received_records == 3
 
 
 async def test_a_topic_that_is_missing_is_created(talk: Conversation) -> None:

@@ -31,7 +31,7 @@ export async function groupsPage(context) {
       ["in flight", (each) => number(each.in_flight), "num wide"],
       ["redeliveries", (each) => number(each.redeliveries), "num wide"],
       ["dead letters", (each) => number(each.dead_letters), "num wide"],
-      ["", (each) => button("Delete", () => destroy(context, each.name.replace(/^#/, ""), each.topic), "danger"), "num wide"],
+      ["", (each) => button("Delete", () => destroy(context, each.name, each.topic), "danger"), "num wide"],
     ], subscriptions.filter(wanted), { caption: "Subscriptions", empty: "There is no subscription: BlipMQ, Fujin and Felix clients make them." }));
   };
   search.addEventListener("input", () => { context.keep({ search: search.value }); draw(); });
@@ -90,7 +90,7 @@ export async function subscriptionPage(context) {
   return {
     title: name, stop: plots.stop,
     content: [
-      head(name, { crumbs: [["Groups", "/groups"]], actions: [button("Delete", () => destroy(context, name.replace(/^#/, ""), topic), "danger")] }),
+      head(name, { crumbs: [["Groups", "/groups"]], actions: [button("Delete", () => destroy(context, name, topic), "danger")] }),
       plots.of(topic),
       h("div", { class: "two" },
         h("section", { class: "panel" }, h("dl", {}, pair("topic", link(`/topics/${segment(topic)}`, topic)), pair("owner", described.owner || "–"), pair("created", time(described.created_ms)),
@@ -101,6 +101,7 @@ export async function subscriptionPage(context) {
           ["next offset", (each) => number(each.next_offset), "num"],
           ["high watermark", (each) => number(each.high_watermark), "num"],
         ], described.partitions, { caption: "Partitions" })),
+      resetForm(context, described, `${path}/reset`, {}, "subscription"),
     ],
   };
 }
@@ -123,10 +124,11 @@ function inTopic(context, group, plots) {
       ["principal", (each) => each.principal],
       ["last heartbeat", (each) => `${duration(each.silent_ms / 1000)} ago`, "num"],
     ], group.members, { caption: "Members" }) : null,
-    resetForm(context, group));
+    resetForm(context, group, `/groups/${segment(group.name)}/reset`, { topic: group.topic }, "group"));
 }
 
-function resetForm(context, group) {
+// `path` takes the reset, and `fixed` is what else it is told.
+function resetForm(context, group, path, fixed, kind) {
   const to = select([["earliest", "the earliest record"], ["latest", "after the latest record"], ["offset", "an offset"], ["time", "a time"], ["shift", "some records further or back"]], "earliest");
   const partition = select([["", "all"], ...group.partitions.map((each) => [String(each.partition), each.partition])], "");
   const offset = h("input", { type: "number", min: "0", value: "0" });
@@ -136,7 +138,7 @@ function resetForm(context, group) {
   const outcome = h("div", { "aria-live": "polite" });
   const shown = () => { for (const [key, element] of Object.entries(inputs)) element.hidden = key !== to.value; fill(outcome); };
   const body = (preview) => {
-    const sent = { topic: group.topic, to: to.value, preview };
+    const sent = { ...fixed, to: to.value, preview };
     if (partition.value !== "") sent.partition = Number(partition.value);
     if (to.value === "offset") sent.offset = Number(offset.value);
     if (to.value === "time") sent.time_ms = moment.value ? new Date(moment.value).getTime() : 0;
@@ -145,14 +147,14 @@ function resetForm(context, group) {
   };
   const run = (preview) => async () => {
     try {
-      const result = await post(`/groups/${segment(group.name)}/reset`, body(preview));
-      if (!preview) { toast("The group is reset."); await context.reload(); return; }
+      const result = await post(path, body(preview));
+      if (!preview) { toast(`The ${kind} is reset.`); await context.reload(); return; }
       fill(outcome, table([
         ["partition", (each) => each.partition],
-        ["committed now", (each) => number(each.before), "num"],
+        [kind === "group" ? "committed now" : "next now", (each) => number(each.before), "num"],
         ["after the reset", (each) => number(each.after), "num"],
         ["change", (each) => each.before === null ? "–" : `${each.after > each.before ? "+" : ""}${number(each.after - each.before)}`, "num"],
-      ], result.partitions, { caption: "What the reset would change" }), button("Reset the group", run(false), "danger"));
+      ], result.partitions, { caption: "What the reset would change" }), button(`Reset the ${kind}`, run(false), "danger"));
     } catch (error) { fill(outcome, h("div", { class: "error", role: "alert" }, error.message)); }
   };
   to.addEventListener("change", shown);

@@ -104,7 +104,9 @@ class Poll:
         self._claims.add(subscription, deliveries)
         deliveries.sort(key=lambda each: each.offset)  # what comes again comes in the order in which it was due
         records = [GroupRecord(each.offset, each.value or b"", each.deliveries) for each in deliveries]
-        return encode_message(GroupRecords(records=records, request_id=request.request_id))
+        reply = encode_message(GroupRecords(records=records, request_id=request.request_id))
+        self._shared.stats.sent_records += len(records)
+        return reply
 
     async def _subscription(self, topic: str) -> Subscription:
         shared, principal = self._shared, self._identity.principal

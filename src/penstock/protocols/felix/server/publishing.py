@@ -118,6 +118,7 @@ class Publisher:
         """Start a publish and see to its answer. Returns what has to be done before the next may start: the making of its stream."""
         scope = Scope(request.tenant_id, request.namespace, request.stream)
         values = [request.payload] if isinstance(request, Publish) else request.payloads
+        self._shared.stats.received_records += len(values)
         key = None if isinstance(request.key, UnsetType) else request.key
         more_bytes = EVENT_BYTES * (len(values) - 1)
         if more_bytes > 0:
@@ -194,6 +195,5 @@ class Publisher:
             self._shared.stats.errors += 1
             reply = write.ack.error(self._refusal_of(result, write.scope))
         else:
-            self._shared.stats.published_events += len(write.values)
             reply = write.ack.ok(result)
         self._answer(write.slot, reply)

@@ -11,11 +11,6 @@ from penstock.stats import PushStats
 class FelixStats(PushStats):
     requests: dict[str, int] = field(default_factory=dict)
     """By message type; binary batches are `publish_binary`."""
-    errors: int = 0
-    internal_errors: int = 0
-    """Those of the errors that were our fault."""
-    published_events: int = 0
-    """Events whose publish was committed."""
 
     def count(self, name: str) -> None:
         self.requests[name] = self.requests.get(name, 0) + 1

@@ -198,8 +198,7 @@ class Subscriber:
         self._positions[index] = chunk.next_offset
         if data:
             stats = self._feed.feeds.stats
-            stats.delivered_events += chunk.events
-            stats.delivered_bytes += len(data)
+            stats.sent_records += chunk.events
             if chunk.headers and self._feed.feeds.broker.tracing is not None:
                 self._feed.feeds.broker.tracing.deliver(self._feed.topic, chunk.headers, partition=index)
             self._stream.send(data)

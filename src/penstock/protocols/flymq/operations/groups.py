@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from penstock.protocols.flymq.operations.layout import I32, I64, U32, U64, AtMost, Bool, Str
 from penstock.protocols.flymq.operations.limits import MEMBER_PARTITIONS_MAX, MEMBER_TOPICS_MAX, REPLY_ITEMS_MAX
@@ -12,6 +12,8 @@ from penstock.protocols.flymq.operations.operation import Operation
 
 Topics = Annotated[Sequence[Str], AtMost(MEMBER_TOPICS_MAX)]
 """Names of topics."""
+
+ALL_PARTITIONS: Final = -1
 
 # --- members ---
 
@@ -200,3 +202,54 @@ class SubscriptionList(Operation[SubscriptionPage], opcode=0xD7, smaller="name a
     after_topic: Str = ""
     after_name: Str = ""
     """The last of the page before; empty for the first page."""
+
+
+# --- resets ---
+
+
+@dataclass(frozen=True, slots=True)
+class MovedPosition:
+    """What a reset changes, or would change, in one partition."""
+
+    partition: I32
+    before: I64
+    """-1 if the group has committed nothing."""
+    after: U64
+    log_start: U64
+    next_offset: U64
+
+
+@dataclass
+class ResetFields:
+    """Where to continue, and in which partitions."""
+
+    topic: Str
+    name: Str
+    """Of the group or subscription; a subscription without a name has # and its number."""
+    mode: Str
+    """earliest, latest, offset, time or shift."""
+    value: I64 = 0
+    """The offset, the time in milliseconds since 1970, or the records to go forward, back if negative."""
+    partition: I32 = ALL_PARTITIONS
+    """-1 for all."""
+    preview: Bool = False
+    """Change nothing, only tell what would change."""
+
+
+class GroupReset(
+    ResetFields,
+    Operation[Annotated[list[MovedPosition], AtMost(REPLY_ITEMS_MAX)]],
+    opcode=0xE0,
+    repeatable=False,
+):
+    """Move the committed offsets of a group that has no members. A group that does not exist is created."""
+
+
+class SubscriptionReset(
+    ResetFields,
+    Operation[Annotated[list[MovedPosition], AtMost(REPLY_ITEMS_MAX)]],
+    opcode=0xE1,
+    repeatable=False,
+):
+    """Move a subscription that has no readers. Records before the position count as settled, those from it on are delivered as if for the
+    first time."""

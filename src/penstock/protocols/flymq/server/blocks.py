@@ -45,6 +45,8 @@ async def fetch_blocks(caller: Caller, body: op.FetchBlocks) -> Frame:
         first = blocks[0].data if blocks else b""
         data = [first[body.skip : body.skip + bytes_max]]
         missing = max(len(first) - body.skip - len(data[0]), 0)
+    if not missing:  # records of a block that is sent in pieces count with the last
+        caller.note_read(sum(block.count for block in blocks[: 1 if body.skip else None]))
     return op.encode_blocks(partition.start_offset, partition.committed_end, missing, data)
 
 

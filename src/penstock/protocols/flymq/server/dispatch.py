@@ -30,10 +30,16 @@ from penstock.protocols.flymq.operations.records import (
     FetchBinary,
     FetchDlq,
     FetchRecords,
+    ProduceDelayed,
+    ProduceOnce,
+    ProduceRecords,
+    ProduceWithTtl,
 )
-from penstock.protocols.flymq.operations.schemas import GetSchema, ListSchemas
+from penstock.protocols.flymq.operations.schemas import GetSchema, ListSchemas, ProduceWithSchema
 from penstock.protocols.flymq.operations.topics import ListGroups, ListTopics
+from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.server.fetching import Fetcher
+from penstock.stats import SessionStats
 from penstock.workers import Worker
 
 
@@ -70,7 +76,20 @@ class Caller:
     """Runs what takes too long for the event loop."""
     refuse_added: Callable[[object, PenstockError], bytes]
     """Counts a TXN_PRODUCE that is refused while others of its run are not, and returns its ERROR."""
+    stats: SessionStats
     _shown_native: bool | None = None
+    _read_records: int = 0
+
+    def note_read(self, records: int) -> None:
+        """Say how many records the reply of this request has; a refusal takes it back."""
+        self._read_records = records
+
+    def count_read(self, *, sent: bool) -> None:
+        """Count the records of the last reply, if it was sent; one that was not is made again."""
+        if self._read_records:
+            if sent:
+                self.stats.sent_records += self._read_records
+            self._read_records = 0
 
     def note_dialect(self, *, native: bool) -> None:
         """The client sent something that only one of the two dialects has."""
@@ -111,6 +130,8 @@ READS: frozenset[type[Operation[Any]]] = frozenset(
     }
 )
 """Requests that change nothing and may have large replies: they are carried out again if there was no room for the reply."""
+_SINGLE_WRITES: frozenset[type] = frozenset({ProduceDelayed, ProduceWithSchema, ProduceWithTtl})
+_BATCH_WRITES: frozenset[type] = frozenset({ProduceOnce, ProduceRecords, TxnProduce})
 HANDLERS: dict[type[Operation[Any]], Handler] = {}
 WRITERS: dict[type[Operation[Any]], Writer] = {}
 
@@ -150,6 +171,14 @@ def encode_answer(kind: type[Operation[Any]], reply: Any) -> Frame:
 
 def is_read(request: object) -> bool:
     return type(request) in READS
+
+
+def records_in(request: Any) -> int:
+    """Return how many records a request brings to be stored. Those of a STAGE are in blocks, and counted once these are checked."""
+    kind = type(request)
+    if kind in _BATCH_WRITES:
+        return len(request.values)
+    return 1 if kind in _SINGLE_WRITES else 0
 
 
 def is_write(request: object) -> bool:

@@ -20,7 +20,8 @@ from penstock.broker.tracing import FetchTrace, Tracing
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
 from penstock.log.api import READ_BYTES_DEFAULT, Partition
-from penstock.log.block import HEADERS, KEYS, BinaryColumn, Block
+from penstock.log.block import HEADERS, KEYS, Block
+from penstock.log.block_columns import BinaryColumn
 from penstock.protocols.flymq.codec.record_layouts import (
     RawCells,
     Rows,
@@ -35,6 +36,8 @@ from penstock.protocols.values import uniform_values
 from penstock.workers import Check, Worker
 
 READ_BYTES_MIN = 64 << 10
+OnRead = Callable[[int], None]
+"""Takes how many records a reply has, when it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,18 @@ class WholeForm:
 class Gathering(Generic[P]):
     """The records of one reply to a fetch, as they are to be seen at a time."""
 
-    __slots__ = ("_bytes_left", "_hidden_left", "_parts", "form", "next_offset", "now_ms", "records_left", "trace")
+    __slots__ = (
+        "_bytes_left",
+        "_hidden_left",
+        "_on_read",
+        "_parts",
+        "_records_max",
+        "form",
+        "next_offset",
+        "now_ms",
+        "records_left",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -153,14 +167,16 @@ class Gathering(Generic[P]):
         hidden_max: int,
         now_ms: int,
         trace: FetchTrace | None,
+        on_read: OnRead,
     ) -> None:
         self.form = form
         self.next_offset = next_offset
-        self.records_left = records_max
+        self.records_left = self._records_max = records_max
         self.now_ms = now_ms
         self.trace = trace
         self._bytes_left = bytes_max
         self._hidden_left = hidden_max
+        self._on_read = on_read
         self._parts: list[P] = []
 
     @property
@@ -192,6 +208,7 @@ class Gathering(Generic[P]):
     def encode(self) -> bytes:
         if self.trace is not None:
             self.trace.end(self.next_offset)
+        self._on_read(self._records_max - self.records_left)
         return self.form.encode(self._parts, self.next_offset)
 
 
@@ -244,6 +261,7 @@ class Fetcher:
         wanted: str | None,
         form: ReplyForm[P],
         worker: Worker,
+        on_read: OnRead,
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """Return the reply to a fetch, or a coroutine that will. `worker` compiles and evaluates a filter.
 
@@ -253,7 +271,7 @@ class Fetcher:
         """
         records_max = min(max_records if max_records > 0 else FETCH_RECORDS_DEFAULT, self._limits.records_max)
         if not partition.followed:
-            return self._fetch_followed(partition, offset, max_records, wanted, form, worker)
+            return self._fetch_followed(partition, offset, max_records, wanted, form, worker, on_read)
         gathering = Gathering(
             form,
             offset,
@@ -262,6 +280,7 @@ class Fetcher:
             self._limits.scanned_max,
             self._clock.now_ms(),
             None if self._tracing is None else FetchTrace(self._tracing, partition),
+            on_read,
         )
         if offset >= partition.committed_end:
             gathering.next_offset = position_of_client(partition, offset)
@@ -288,9 +307,10 @@ class Fetcher:
         wanted: str | None,
         form: ReplyForm[P],
         worker: Worker,
+        on_read: OnRead,
     ) -> bytes:
         await partition.follow()
-        reply = self.fetch(partition, offset, max_records, wanted, form, worker)
+        reply = self.fetch(partition, offset, max_records, wanted, form, worker, on_read)
         return reply if isinstance(reply, bytes) else await reply
 
     async def _fetch_from_disk(self, partition: Partition, gathering: Gathering[P]) -> bytes:

@@ -1,4 +1,4 @@
-"""Handlers of consumer groups whose members share partitions, and of the lag of groups and subscriptions."""
+"""Handlers of consumer groups whose members share partitions, and of the lag and the resets of groups and subscriptions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from penstock.broker.groups.assignment import TopicPartition
 from penstock.broker.groups.lag import PartitionLag
 from penstock.broker.groups.membership import Heartbeat, MemberOffset, Session
 from penstock.broker.groups.monitoring import Filter, GroupStatus, SubscriptionStatus
+from penstock.broker.groups.resets import Move, ResetTarget, parse_mode
 from penstock.protocols.flymq.operations import groups as op
 from penstock.protocols.flymq.server.dispatch import Caller, handles
 
@@ -53,6 +54,45 @@ async def list_subscriptions(caller: Caller, request: op.SubscriptionList) -> op
     wanted = Filter(request.name, request.topic, (request.after_topic, request.after_name))
     page = await caller.broker.monitoring.subscriptions(caller.principal, wanted)
     return op.SubscriptionPage([_subscription(status) for status in page.items], page.more)
+
+
+# --- resets ---
+
+
+@handles(op.GroupReset)
+async def reset_group(caller: Caller, request: op.GroupReset) -> list[op.MovedPosition]:
+    return _moved(
+        await caller.broker.resets.reset_group(
+            caller.principal, request.topic, request.name, *_wanted(request), preview=request.preview
+        )
+    )
+
+
+@handles(op.SubscriptionReset)
+async def reset_subscription(caller: Caller, request: op.SubscriptionReset) -> list[op.MovedPosition]:
+    return _moved(
+        await caller.broker.resets.reset_subscription(
+            caller.principal, request.topic, request.name, *_wanted(request), preview=request.preview
+        )
+    )
+
+
+def _wanted(request: op.ResetFields) -> tuple[ResetTarget, int | None]:
+    target = ResetTarget(parse_mode(request.mode), request.value)
+    return target, None if request.partition == op.ALL_PARTITIONS else request.partition
+
+
+def _moved(moves: list[Move]) -> list[op.MovedPosition]:
+    return [
+        op.MovedPosition(
+            each.partition,
+            UNKNOWN if each.before is None else each.before,
+            each.after,
+            each.start_offset,
+            each.committed_end,
+        )
+        for each in moves
+    ]
 
 
 def _group(status: GroupStatus) -> op.GroupProgress:

@@ -31,7 +31,13 @@ _WHOLE_FORM = WholeForm()
 def fetch_records(caller: Caller, request: op.FetchRecords) -> Answer:
     partition = caller.broker.partition(caller.principal, request.topic, request.partition)
     return caller.fetcher.fetch(
-        partition, request.offset, request.max_records, request.filter, _WHOLE_FORM, caller.worker
+        partition,
+        request.offset,
+        request.max_records,
+        request.filter,
+        _WHOLE_FORM,
+        caller.worker,
+        caller.note_read,
     )
 
 
@@ -234,6 +240,7 @@ async def fetch_dlq(
 ) -> Iterable[tuple[op.DeadLetterHead, op.DeadLetterDetails | None]]:
     count_max = request.max_records if request.max_records > 0 else FETCH_RECORDS_DEFAULT
     letters = await caller.broker.dead_letters.letters(caller.principal, request.topic, count_max)
+    caller.note_read(len(letters))
     return (
         (
             op.DeadLetterHead(each.id, each.value or b"", each.reason, each.attempts),

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from penstock.broker.pipelines import PipelineInfo, Report
 from penstock.broker.pipelines import Stage as PipelineStage
+from penstock.broker.staging.blocks import record_count
 from penstock.broker.staging.entries import Place
 from penstock.broker.staging.entries import Winner as WinningAttempt
 from penstock.errors import PenstockError
@@ -18,6 +19,8 @@ from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, w
 @writes(op.Stage)
 def stage(caller: Caller, request: op.Stage, written: Written) -> None:
     def done(error: PenstockError | None) -> None:
+        if error is None:
+            caller.stats.received_records += sum(record_count(block) for _, block in request.parts)
         written(True if error is None else error)
 
     place = Place(request.application, request.run, request.epoch, request.attempt, request.sequence)

@@ -31,6 +31,7 @@ _SUBSCRIBE_MODES = {"": "latest", "commit": "committed"}
 @handles(ConsumeZeroCopy)
 def consume(caller: Caller, request: Consume) -> Answer:
     partition = caller.broker.partition(caller.principal, request.topic, request.partition)
+    caller.note_read(1)
     return caller.fetcher.consume(partition, request.offset, request.opcode)
 
 
@@ -46,6 +47,7 @@ def fetch(caller: Caller, request: Fetch) -> Answer:
         request.filter,
         PlainForm(request.opcode, native=bool(caller.native)),
         caller.worker,
+        caller.note_read,
     )
 
 

@@ -323,16 +323,14 @@ class Reader:
         for delivery in fit:
             parts += reply_encoding.message(delivery.value or b"", None if self._auto_commit else delivery.tag)
         self._deliver(b"".join(parts), fit)
-        talk.stats.pushed += len(fit)
         return True
 
     def _deliver(self, data: bytes, deliveries: Sequence[Delivery]) -> None:
         """Send records, and remember that they are on their way."""
         self._talk.send(data)
         stats = self._talk.stats
-        stats.delivered_events += len(deliveries)
+        stats.sent_records += len(deliveries)
         stats.encoded_events += len(deliveries)
-        stats.delivered_bytes += len(data)
         for delivery in deliveries:
             if delivery.deliveries > 1:
                 self._outstanding.pop(delivery.tag, None)  # the last now, not where it was
@@ -403,7 +401,6 @@ class Reader:
         tags = [delivery.tag for delivery in fit]
         reply = reply_encoding.fetched(held.command.correlation_id, values, None if self._auto_commit else tags)
         self._deliver(reply, fit)
-        self._talk.stats.fetched += len(fit)
         self._talk.stream.release(held.held_bytes)
         return bool(self._fetches)
 

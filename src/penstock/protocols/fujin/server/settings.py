@@ -49,17 +49,11 @@ class FujinSettings:
 
 @dataclass(slots=True)
 class FujinStats(PushStats):
-    """Plain numbers, exported on scrape. Subscribers are readers, those that fetch among them."""
+    """Plain numbers, exported on scrape. Subscribers are readers, those that fetch among them; each id of an ACK or NACK that is refused
+    is an error."""
 
     requests: list[int] = field(default_factory=lambda: [0] * (max(Request) + 1))
     """By number; those that are no command under 0."""
-    errors: int = 0
-    """Requests answered with an error, ids of an ACK or NACK one by one."""
-    internal_errors: int = 0
-    """Those of them that were our fault."""
-    pushed: int = 0
-    """Records sent as MSG."""
-    fetched: int = 0
 
     def requests_by_name(self) -> dict[str, int]:
         named = {request.name.lower(): self.requests[request] for request in Request if self.requests[request]}

@@ -60,11 +60,14 @@ class Writer:
     def deal_with(self, command: Command, held_bytes: int) -> None:
         stats = self._talk.stats
         if isinstance(command, WriteRun):
-            stats.requests[_WRITE] += len(command.values)
+            count = len(command.values)
+            stats.requests[_WRITE] += count
+            stats.received_records += count
             self._write(command, self._talk.reserve(held_bytes))
             return
         if isinstance(command, RefusedWrite):
             stats.requests[_WRITE] += 1
+            stats.received_records += 1
             self._talk.answer(self._talk.reserve(held_bytes), self._refuse([command.correlation_id], command.reason))
         elif isinstance(command, Transact):
             stats.requests[command.request] += 1

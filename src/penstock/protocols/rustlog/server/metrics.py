@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock.broker.groups.lag import LagReport
 from penstock.protocols.rustlog.wire import JSON_NAMES, Opcode
-from penstock.stats import DURATION_BOUNDS_S, Histogram
+from penstock.stats import DURATION_BOUNDS_S, Histogram, SessionStats
 
 _NOT_COUNTED_HERE = {
     "throttled_consumers_total": "Fetches put off because a consumer asked for too much",
@@ -30,19 +30,15 @@ _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(slots=True)
-class RustLogStats:
-    """What the sessions of one listener count; plain numbers, exported on scrape."""
+class RustLogStats(SessionStats):
+    """What the sessions of one listener count; plain numbers, exported on scrape. Errors are requests answered with ERROR."""
 
     requests: list[int] = field(default_factory=lambda: [0] * 256)
     """By opcode, unknown ones too; JSON that names no request is under 0."""
-    errors: int = 0
-    """Requests answered with ERROR."""
-    internal_errors: int = 0
-    """Those of them that were our fault."""
     sessions_open: int = 0
     produced_records: int = 0
+    """Records that are stored."""
     produced_bytes: int = 0
-    fetched_records: int = 0
     fetched_bytes: int = 0
     produce_seconds: Histogram = field(default_factory=lambda: Histogram(DURATION_BOUNDS_S))
     fetch_seconds: Histogram = field(default_factory=lambda: Histogram(DURATION_BOUNDS_S))
@@ -65,7 +61,7 @@ def metrics_text(stats: RustLogStats, lags: LagReport | None) -> str:
 def _lines(stats: RustLogStats, lags: LagReport | None) -> Iterator[str]:
     counters = {
         "messages_produced_total": ("Records written", stats.produced_records),
-        "messages_fetched_total": ("Records read", stats.fetched_records),
+        "messages_fetched_total": ("Records read", stats.sent_records),
         "bytes_in_total": ("Payload bytes written", stats.produced_bytes),
         "bytes_out_total": ("Bytes of replies with records", stats.fetched_bytes),
     }

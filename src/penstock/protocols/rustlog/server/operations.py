@@ -119,7 +119,7 @@ class Operations:
         fetched, self._fetched = self._fetched, None
         if fetched is not None and sent:
             stats = self._stats
-            stats.fetched_records += fetched.records
+            stats.sent_records += fetched.records
             stats.fetched_bytes += fetched.size_bytes
             stats.fetch_seconds.observe(fetched.seconds)
 
