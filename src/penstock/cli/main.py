@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it failed (one line on standard error says why and what to
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -241,6 +242,12 @@ app.command("help", needs_broker=False)(words.help_of)
 app.command(needs_broker=False)(words.version)
 
 
+@functools.cache
+def command() -> Any:
+    """Return the command with all below it; to make it of the functions takes a tenth of a second."""
+    return typer.main.get_command(app)
+
+
 def main(args: list[str] | None = None) -> NoReturn:
     """Run one command and end the process with its exit code."""
     _open_closed_streams()
@@ -248,14 +255,14 @@ def main(args: list[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an old locale must not end a command half way
     try:
-        code = app(args, prog_name="penstock", standalone_mode=False)
+        code = command()(args, prog_name="penstock", standalone_mode=False)
     except typer.TyperException as error:
         message = error.format_message().rstrip(".")
         if not message:  # a group without a command has shown its help
             sys.exit(error.exit_code)
         context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "penstock"
-        terminal.print_error(f"{message} (see: {command} --help)")
+        path = context.command_path if context is not None else "penstock"
+        terminal.print_error(f"{message} (see: {path} --help)")
         sys.exit(error.exit_code)
     except typer.Abort:
         sys.exit(EXIT_FAILED)
