@@ -90,19 +90,6 @@ def test_a_block_of_values_alone_is_the_same_bytes_and_header(values: list[bytes
     }
 
 
-@pytest.mark.parametrize(
-    "keys", [[b"k", None, b""], [None, b"", None], [None] * 3], ids=["some", "an empty one", "none"]
-)
-def test_a_block_of_values_and_keys_is_the_same_bytes_and_header(keys: list[bytes | None]) -> None:
-    values = [b"v", None, b"value"]
-    header, data = encode_plain_block(7, STAMP_MS, values, keys, seal=99, commit=BEGINS)
-    assert data == encode_block(7, STAMP_MS, values, keys, seal=99, commit=BEGINS)
-    parsed = BlockHeader(data)
-    assert {name: getattr(header, name) for name in BlockHeader.__slots__} == {
-        name: getattr(parsed, name) for name in BlockHeader.__slots__
-    }
-
-
 def test_every_optional_column_has_its_place() -> None:
     block = encode_block(
         0, 0, [b"v", b"w"], [b"k", b"l"], [HEADER_CELL, None], [0, 9], timestamps=[5, 6], offsets=[10, 13]
