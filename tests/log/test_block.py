@@ -22,6 +22,7 @@ from penstock.log.block import (
     SEAL_AT,
     SUMMED_AT,
     TIMESTAMPS,
+    BinaryColumn,
     Block,
     BlockHeader,
     RawColumn,
@@ -33,7 +34,6 @@ from penstock.log.block import (
     whole_checksum,
     wrap_blocks,
 )
-from penstock.log.block_columns import BinaryColumn
 from penstock.record_headers import decode_headers, encode_headers
 
 STAMP_MS = 1_700_000_000_000
@@ -84,19 +84,6 @@ def test_the_layout_on_disk_is_pinned() -> None:
 def test_a_block_of_values_alone_is_the_same_bytes_and_header(values: list[bytes | None] | UniformCells) -> None:
     header, data = encode_plain_block(7, STAMP_MS, values, seal=99, commit=BEGINS)
     assert data == encode_block(7, STAMP_MS, values, seal=99, commit=BEGINS)
-    parsed = BlockHeader(data)
-    assert {name: getattr(header, name) for name in BlockHeader.__slots__} == {
-        name: getattr(parsed, name) for name in BlockHeader.__slots__
-    }
-
-
-@pytest.mark.parametrize(
-    "keys", [[b"k", None, b""], [None, b"", None], [None] * 3], ids=["some", "an empty one", "none"]
-)
-def test_a_block_of_values_and_keys_is_the_same_bytes_and_header(keys: list[bytes | None]) -> None:
-    values = [b"v", None, b"value"]
-    header, data = encode_plain_block(7, STAMP_MS, values, keys, seal=99, commit=BEGINS)
-    assert data == encode_block(7, STAMP_MS, values, keys, seal=99, commit=BEGINS)
     parsed = BlockHeader(data)
     assert {name: getattr(header, name) for name in BlockHeader.__slots__} == {
         name: getattr(parsed, name) for name in BlockHeader.__slots__

@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import google_crc32c
@@ -25,7 +26,6 @@ import zstandard
 
 from penstock.columns import UniformCells
 from penstock.errors import CorruptBlock
-from penstock.log.block_columns import BinaryColumn, Columns, Int32s, Int64s
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined, second_of
 
 MAGIC: Final = b"PnB2"
@@ -79,6 +79,33 @@ _FEW_CELLS_MAX: Final = 32
 """The lengths of so many cells are packed sooner than an array is made of them."""
 
 Cells = Sequence[bytes | None]
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryColumn:
+    """A column of byte strings as Arrow lays it out: cell i is `data[offsets[i]:offsets[i + 1]]`."""
+
+    offsets: Int32s
+    data: memoryview
+    valid: npt.NDArray[np.bool_] | None
+    """None where no cell is null."""
+
+    def validity_bitmap(self) -> bytes | None:
+        return None if self.valid is None else np.packbits(self.valid, bitorder="little").tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A block's columns as vectors; `keys` and `headers` are None where no record has one."""
+
+    offsets: Int64s
+    timestamps_ms: Int64s
+    expiries_ms: Int64s | None
+    keys: BinaryColumn | None
+    values: BinaryColumn
+    headers: BinaryColumn | None
 
 
 def encode_block(
@@ -150,33 +177,23 @@ def encode_block(
 
 
 def encode_plain_block(
-    base_offset: int, timestamp_ms: int, values: Cells, keys: Cells | None = None, *, seal: int, commit: int
+    base_offset: int, timestamp_ms: int, values: Cells, *, seal: int, commit: int
 ) -> tuple[BlockHeader, bytes]:
-    """Encode a block of values and keys alone, uncompressed, as most are: the bytes of `encode_block` and their header, without parsing
-    it."""
+    """Encode a block of values alone, uncompressed, as most are: the bytes of `encode_block` and their header, without parsing it."""
     lengths, data = _encode_cells(values)
-    value_bytes, key_bytes, flags = len(data), 0, commit
-    if keys is not None:
-        if len(keys) != len(values):
-            raise CorruptBlock(f"{len(values)} values have {len(keys)} keys")
-        key_lengths, key_data = _encode_cells(keys)
-        if key_data or any(key is not None for key in keys):
-            flags |= KEYS
-            key_bytes = len(key_data)
-            lengths, data = lengths + key_lengths, key_data + data
-    stored_bytes = len(lengths) + len(data)
-    if stored_bytes > BODY_BYTES_MAX:
-        raise CorruptBlock(f"a block holds at most {BODY_BYTES_MAX} bytes, and these are {stored_bytes}")
+    if len(lengths) + len(data) > BODY_BYTES_MAX:
+        raise CorruptBlock(f"a block holds at most {BODY_BYTES_MAX} bytes, and these are {len(lengths) + len(data)}")
     header = BlockHeader.__new__(BlockHeader)
-    header.seal, header.codec, header.flags = seal, CODEC_NONE, flags
+    header.seal, header.codec, header.flags = seal, CODEC_NONE, commit
     header.count = count = len(values)
-    header.stored_bytes = header.raw_bytes = stored_bytes
+    header.stored_bytes = header.raw_bytes = stored_bytes = len(lengths) + len(data)
     header.size_bytes = header.decoded_bytes = HEADER_BYTES + stored_bytes
     header.base_offset, header.next_offset = base_offset, base_offset + count
     header.first_timestamp_ms = header.last_timestamp_ms = timestamp_ms
-    header.key_bytes, header.header_bytes, header.value_bytes = key_bytes, 0, value_bytes
+    header.key_bytes = header.header_bytes = 0
+    header.value_bytes = len(data)
     rest = _REST.pack(
-        CODEC_NONE, flags, stored_bytes, stored_bytes, count, base_offset, count - 1, key_bytes, timestamp_ms, timestamp_ms, 0, value_bytes
+        CODEC_NONE, commit, stored_bytes, stored_bytes, count, base_offset, count - 1, 0, timestamp_ms, timestamp_ms, 0, len(data)
     )  # fmt: skip
     header.checksum = checksum = google_crc32c.extend(google_crc32c.extend(google_crc32c.value(rest), lengths), data)
     return header, b"".join((_START.pack(MAGIC, checksum, seal), rest, lengths, data))

@@ -459,8 +459,11 @@ class _Write:
         column = iter(accepted.partitions)
         refused = dict(self._refused)
         self._column = [NOT_STORED if row in refused else next(column) for row in range(self._count)]
+        batch = accepted.batch
+        values = list(batch.values)  # they are picked one by one, which is slow for a column of one piece
+        rows = Batch(values, batch.keys, batch.headers, batch.expiries, size_bytes=batch.size_bytes)
         records = TransactionRecords()
-        records.add(self._topic, accepted.topic_id, accepted.partitions, accepted.batch)
+        records.add(self._topic, accepted.topic_id, accepted.partitions, rows)
         return {destination.partition: part for destination, part in records.batches()}
 
     def _append_logged(self, parts: Sequence[BatchFor]) -> None:

@@ -20,11 +20,13 @@ from penstock.log.block import (
     HEADER_BYTES,
     HEADERS,
     KEYS,
+    BinaryColumn,
     Block,
+    Columns,
+    Int64s,
     RawColumn,
     encode_columns,
 )
-from penstock.log.block_columns import BinaryColumn, Columns, Int64s
 from penstock.record_headers import HEADERS_PER_RECORD_MAX
 
 # What a reader from the middle of a block must decode; the log makes blocks of 1 MiB. One record may be larger.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +21,6 @@ _log = structlog.get_logger(__name__)
 def open_for_sync(disk: Disk, partition: EmbeddedPartition) -> int | None:
     """Return a descriptor of the last segment for a flush beside the commit thread. If there is none left, the segment is flushed here and
     now and None is returned: it must not be closed before it is synced, nor every such journal stay."""
-    # If the partition has failed, a sync of its segment proves nothing, so what the journal holds of it must stay.
-    if partition.failure is not None:
-        raise OSError(errno.EIO, "the partition refuses writes")
     file = partition.writer.file
     try:
         if partition.deleted:
@@ -73,15 +68,6 @@ def synced(partition: EmbeddedPartition) -> bool:
         partition.fail(flush_failed(error, partition))
         return False
     return True
-
-
-def save_indexes(covered: Iterable[tuple[EmbeddedPartition, SegmentWriter, bytes, int]]) -> None:
-    """Save the indexes of segments that a checkpoint has synced, each encoded as it was then, with the bytes that it covers."""
-    for partition, writer, encoded, covers in covered:
-        # Sealed or settled meanwhile, it has a later index.
-        index = writer.segment.index
-        if partition.failure is None and not partition.deleted and not index.sealed and index.saved_covers < covers:
-            save_index(writer, encoded, covers)
 
 
 def save_index(writer: SegmentWriter, encoded: bytes, covers: int) -> None:

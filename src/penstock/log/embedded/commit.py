@@ -38,7 +38,7 @@ from penstock.clock import Clock
 from penstock.errors import NotWritten, OutcomeUnknown
 from penstock.futures import shield
 from penstock.log.api import EngineStats
-from penstock.log.embedded.checkpoint import open_for_sync, save_index, save_indexes, sync_segments, synced
+from penstock.log.embedded.checkpoint import open_for_sync, save_index, sync_segments, synced
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, is_out_of_descriptors, storage_error
 from penstock.log.embedded.failures import (
     flush_failed,
@@ -60,8 +60,7 @@ if TYPE_CHECKING:
 
 WRITTEN_ON_LOOP_BYTES_MAX: Final = 32 << 10
 """Of a group. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
-FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4
-"""Of a group. Each takes some 50 us beside its bytes."""
+FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4  # of a group: each takes some 50 us beside its bytes
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
@@ -158,7 +157,7 @@ class Committer:
             if not self._files.has_room_for([part.partition for part in parts]):
                 return False
             seconds = self._write(parts)
-            if flushed > 1 and self._checkpoint_is_due():
+            if self._journal.end >= self._options.journal_bytes:
                 self._tasks.put(self._checkpoint_if_due)
         finally:
             self._tasks.release()
@@ -226,12 +225,9 @@ class Committer:
     def _checkpoint_if_due(self) -> None:
         if self._checkpoint is not None and self._checkpoint.done():
             self._finish_checkpoint()
-        if self._checkpoint_is_due():
-            self.checkpoint(wait=False)
-
-    def _checkpoint_is_due(self) -> bool:
         # Files that lean on the journal are synced before they are closed, and by a checkpoint they are beside the commits.
-        return self._journal.end >= self._options.journal_bytes or len(self._unsynced) > self._files.files_max // 2
+        if self._journal.end >= self._options.journal_bytes or len(self._unsynced) > self._files.files_max // 2:
+            self.checkpoint(wait=False)
 
     def _write(self, parts: list[PartitionCommit]) -> float:
         """Write a group as its topics want it; returns the seconds that took."""
@@ -265,8 +261,6 @@ class Committer:
                 part.leave_out_refused()  # what has no place in a part that failed cannot tell of it
                 self._lay_out(part, now_ms)
             self._refuse_failed(parts)
-            if not any(part.refused for part in parts):
-                break
             # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
             laid_out = [part for part in parts if part.atomic and part.leave_out_refused()]
             late = [part for part in parts if part.late] if laid_out else []
@@ -485,6 +479,9 @@ class Committer:
         for partition in unsynced:
             writer = partition.writer
             try:
+                # If the partition has failed, a sync of its segment proves nothing, so what the journal holds of it must stay.
+                if partition.failure is not None:
+                    raise OSError(errno.EIO, "the partition refuses writes")
                 index = writer.segment.index
                 fd = open_for_sync(self._disk, partition)
                 if fd is not None:
@@ -510,7 +507,11 @@ class Committer:
         self._checkpoint.result()
         self._checkpoint = None
         covered, self._covered = self._covered, []
-        save_indexes(covered)
+        for partition, writer, encoded, covers in covered:
+            # Sealed or settled meanwhile, it has a later index.
+            index = writer.segment.index
+            if partition.failure is None and not partition.deleted and not index.sealed and index.saved_covers < covers:
+                save_index(writer, encoded, covers)
 
     def _finish_checkpoint_of(self, partition: EmbeddedPartition) -> None:
         """Before a partition's segment is sealed, wait for a checkpoint that syncs it: the system tells an error of writing back to no

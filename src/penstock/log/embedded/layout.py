@@ -226,9 +226,9 @@ class PartitionCommit:
             data = place_block(piece, offset, self.timestamp_ms, compress=compress, seal=seal, commit=commit)
             return BlockHeader(data), data
         placed = piece if isinstance(piece, PlacedBatch) else None
-        is_plain = placed is None and piece.headers is None and piece.expiries is None
+        is_plain = placed is None and piece.keys is None and piece.headers is None and piece.expiries is None
         if is_plain and not compress:
-            return encode_plain_block(offset, self.timestamp_ms, piece.values, piece.keys, seal=seal, commit=commit)
+            return encode_plain_block(offset, self.timestamp_ms, piece.values, seal=seal, commit=commit)
         data = encode_block(
             offset if placed is None else placed.offsets[0],
             self.timestamp_ms,

@@ -1,4 +1,4 @@
-"""What is coded by hand: the same bytes, and the same messages, as the declarations make."""
+"""Replies with whole records that are encoded by hand: the same bytes as their declaration makes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from penstock.errors import (
 from penstock.protocols.flymq.client.exchanges import Channel, Replies, mismatch
 from penstock.protocols.flymq.client.producing import Outgoing, Result
 from penstock.protocols.flymq.codec.frames import Reply
-from penstock.protocols.flymq.codec.once_layouts import decode_stored_together, encode_produce_once
+from penstock.protocols.flymq.codec.produce_once import decode_stored_together, encode_produce_once
 from penstock.protocols.flymq.errors import decode_error, error_for
 from penstock.protocols.flymq.operations.limits import PRODUCED_ONCE_HEADERS_MAX
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from penstock.columns import UniformCells
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import I32, U16, U32
-from penstock.protocols.flymq.codec.once_layouts import decode_produce_once
+from penstock.protocols.flymq.codec.produce_once import decode_produce_once
 from penstock.protocols.flymq.codec.record_layouts import ProduceRun, decode_produced
 from penstock.protocols.flymq.operations.blocks import ReadPlan
 from penstock.protocols.flymq.operations.groups import GroupCommit, GroupHeartbeat

@@ -1,7 +1,7 @@
 """Records: produced, consumed, whole with their headers and times, delayed, with a time to live, and dead letters.
 
 PRODUCE, CONSUME and FETCH are declared here for their opcodes and the reference. Their replies, and runs of PRODUCE, are coded by
-hand in `codec.record_layouts`: they are the hot path. So is the usual form of PRODUCE_ONCE, in `codec.once_layouts`.
+hand in `codec` and `record_layouts`: they are the hot path. So is the usual form of PRODUCE_ONCE, in `codec.produce_once`.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ from penstock.broker.tracing import FetchTrace, Tracing
 from penstock.clock import Clock
 from penstock.errors import OffsetOutOfRange, PenstockError
 from penstock.log.api import READ_BYTES_DEFAULT, Partition
-from penstock.log.block import HEADERS, KEYS, Block
-from penstock.log.block_columns import BinaryColumn
+from penstock.log.block import HEADERS, KEYS, BinaryColumn, Block
 from penstock.protocols.flymq.codec.record_layouts import (
     RawCells,
     Rows,

@@ -8,7 +8,7 @@ from penstock.broker.idempotence.stored import Written as Outcome
 from penstock.broker.schedule.schedule import expiry_of
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import Batch
-from penstock.protocols.flymq.codec.once_layouts import encode_stored_together
+from penstock.protocols.flymq.codec.produce_once import encode_stored_together
 from penstock.protocols.flymq.errors import error_text
 from penstock.protocols.flymq.operations import records as op
 from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes

@@ -1,4 +1,4 @@
-"""The short form of PRODUCE_ONCE: the same bytes, and the same messages, as its declaration makes."""
+"""PRODUCE_ONCE by hand: the same bytes, and the same messages, as its declaration makes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocols.flymq.codec.once_layouts import (
+from penstock.protocols.flymq.codec.produce_once import (
     decode_produce_once,
     decode_stored_together,
     encode_produce_once,

@@ -1,6 +1,6 @@
-"""The usual form of PRODUCE_ONCE by hand: values without keys and headers, stored together in one partition.
+"""The usual PRODUCE_ONCE and its reply by hand: values without keys and headers, all stored in one partition.
 
-The layouts are those of `operations.records`. Values of one size stay one column from the socket to the block, as those of PRODUCE do.
+The layouts are those of `operations.records`; what has another form is coded as it is declared there.
 """
 
 from __future__ import annotations
