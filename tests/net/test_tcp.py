@@ -26,7 +26,7 @@ def descriptors_left(count: int) -> Iterator[None]:
     """Let this process open so many descriptors more, with the numbers behind all others: tests before may have left gaps."""
     gc.collect()  # what is closed by it later would be another gap
     highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
-    fillers = []
+    fillers: list[int] = []
     while not fillers or fillers[-1] <= highest:
         fillers.append(os.dup(0))
     first = fillers.pop()
