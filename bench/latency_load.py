@@ -3,8 +3,8 @@
 A job comes as JSON on standard input, its result goes as JSON to standard output, as with `bench.load`. Each tick, every connection sends
 its share of requests. Their latency counts from the moment at which the tick was due, not from when it was sent: a server that stops for a
 while cannot hide it by having stopped the load (coordinated omission). A tick counts once all its replies are there, so the latency is
-that of its slowest request. How late the ticks were sent is told too: that much of a latency is the load's. Replies are kept, and checked
-afterwards.
+that of its slowest request. The result also has how late ticks were sent, which is a part of the latency that the load
+generator caused. Replies are kept, and checked afterwards.
 """
 
 from __future__ import annotations

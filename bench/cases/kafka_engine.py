@@ -3,7 +3,7 @@
 Writes to the broker come from the load generator of the other cases, which sends prepared bytes; a direct client is one process that
 makes records, batches them and sends them. So the rates of writes compare a broker with a client, both on the same Kafka and with as many
 records in flight. Reads are those of Python clients on all sides, which make an object of each record. The note of each row has the CPU
-time per record: of the broker and the Kafka behind it, and of each direct client and its Kafka.
+time per record of the broker, of each direct client, and of Kafka with each of them.
 """
 
 from __future__ import annotations

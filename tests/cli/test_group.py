@@ -51,7 +51,7 @@ def test_a_group_is_described_by_partition_read_or_not(run: Run, billing: Runnin
     result = run("group", "describe", "billing", "--topic", "other")
     assert (result.code, result.err) == (
         1,
-        "error: consumer group not found: other:billing (list them with: penstock group list)\n",
+        "error: consumer group not found: other:billing (list them with: penstock group list or penstock subscription list)\n",
     )
 
 

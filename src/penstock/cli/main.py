@@ -102,7 +102,7 @@ ORDER = (
 # What a broker cannot know: which command helps.
 ADVICE: dict[type[PenstockError], str] = {
     TopicNotFound: " (list them with: penstock topic list)",
-    GroupNotFound: " (list them with: penstock group list)",
+    GroupNotFound: " (list them with: penstock group list or penstock subscription list)",
     PartitionNotFound: " (list them with: penstock topic describe TOPIC)",
     SchemaNotFound: " (list them with: penstock schema list)",
     AuthenticationRequired: " (name yourself in the address: --server flymq://user@host:port; the password is asked for)",

@@ -186,7 +186,7 @@ def _become(request: _Start) -> None:
 
 def main() -> None:
     descriptor, *preload = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever waits for the children
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent of this process
     for module in preload:
         importlib.import_module(module)
     gc.collect()

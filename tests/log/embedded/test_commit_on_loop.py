@@ -228,6 +228,21 @@ async def outcome(engine: EmbeddedEngine, values: list[bytes]) -> tuple[object, 
     return *results, partition.failure, partition.committed_end, await read_values(partition)
 
 
+def inject(disk: TimedDisk, fault: str) -> None:
+    """Have the next operation of the disk fail."""
+    match fault:
+        case "flush fails":
+            disk.fail_next_fsync()
+        case "write fails":
+            disk.fail_next_write()
+        case "disk full":
+            disk.fail_next_write(errno.ENOSPC)
+        case "short writes":
+            disk.short_writes()
+        case _:
+            raise ValueError(fault)
+
+
 @pytest.mark.parametrize("fault", ["flush fails", "write fails", "disk full", "short writes", "no space in a segment"])
 async def test_faults_of_an_atomic_append_have_the_same_outcome_in_either_thread(
     open_engine: OpenEngine, tmp_path: Path, fault: str
@@ -240,16 +255,10 @@ async def test_faults_of_an_atomic_append_have_the_same_outcome_in_either_thread
         await start_atomic(engine, ("safe", 0, Batch([b"first"])), ("safe", 1, Batch([b"first"])))
         disk.flush_s = 0.0 if on_loop else 1.0
         disk.threads.clear()
-        if fault == "flush fails":
-            disk.fail_next_fsync()
-        elif fault == "write fails":
-            disk.fail_next_write()
-        elif fault == "disk full":
-            disk.fail_next_write(errno.ENOSPC)
-        elif fault == "short writes":
-            disk.short_writes()
-        else:
+        if fault == "no space in a segment":
             disk.second_segment_is_full = True
+        else:
+            inject(disk, fault)
         results: list[object] = []
         for value in (b"v" * 100, b"next"):
             try:
@@ -277,14 +286,7 @@ async def test_faults_have_the_same_outcome_in_either_thread(
         await append(engine.partition("safe", 0), [b"first"])
         disk.flush_s = 0.0 if on_loop else 1.0
         disk.threads.clear()
-        if fault == "flush fails":
-            disk.fail_next_fsync()
-        elif fault == "write fails":
-            disk.fail_next_write()
-        elif fault == "disk full":
-            disk.fail_next_write(errno.ENOSPC)
-        else:
-            disk.short_writes()
+        inject(disk, fault)
         found.append(await outcome(engine, [b"v" * 100]))
         if fault in ("flush fails", "short writes"):
             assert disk.threads[0] == (here() if on_loop else THERE)

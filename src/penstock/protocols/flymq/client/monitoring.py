@@ -111,7 +111,7 @@ def _target(to: Start | None, shift: int | None) -> tuple[str, int]:
         raise InvalidRequest("a reset goes to a position or by a shift: give one of both")
     if shift is not None:
         if not -1 << 63 <= shift < 1 << 63:
-            raise InvalidRequest(f"shift {shift} is out of range: no log has so many records")
+            raise InvalidRequest(f"shift {shift} is out of range: use -2**63 to 2**63 - 1")
         return "shift", shift
     if isinstance(to, datetime):
         return "time", timestamp_ms_of(to)

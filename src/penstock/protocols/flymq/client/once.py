@@ -102,7 +102,7 @@ class OnceExchange(Exchange[Replies]):
         timeout_s: float,
         waiters: Sequence[asyncio.Future[Result]] = (),
     ) -> None:
-        """`waiters` are those of single sends: each is told of its record."""
+        """`waiters` are the futures of single sends, one for each record."""
         super().__init__(_encoded(outgoing, first, last), replies=1, timeout_s=timeout_s, repeatable=True)
         self.topic = outgoing.topic
         self.records = last - first
@@ -384,7 +384,7 @@ class OnceSender:
     # -- handing requests to the connection --------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """See to what there is to do at the end of this turn of the loop, so that everything the turn brings goes together."""
+        """Schedule sending for the end of this iteration of the loop, so that all records of the iteration go in one request."""
         if self._task is None and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._advance)
@@ -402,7 +402,7 @@ class OnceSender:
             if not self._queue:
                 break
             exchange = self._queue[0]
-            if exchange.answered.done():  # whoever waited has gone
+            if exchange.answered.done():  # cancelled by its caller
                 self._queue.popleft()
             elif self._requests.has_room_for(exchange):
                 self._requests.submit_now(exchange, after=self._number_next(producer))
@@ -478,7 +478,7 @@ class OnceSender:
             may_go_on = await self._outage.another()
         for exchange in sorted(self._lost, key=lambda each: each.sequence):
             del self._lost[exchange]
-            if exchange.answered.done():  # whoever waited has gone
+            if exchange.answered.done():  # cancelled by its caller
                 exchange.settle()
             elif not may_go_on:
                 exchange.settle(exchange.doubt or exchange.lost)
