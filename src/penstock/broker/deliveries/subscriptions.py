@@ -54,6 +54,8 @@ FORGET_S: Final = 1.0
 DELETES_PER_APPEND_MAX: Final = 4096
 STATES_PER_APPEND_MAX: Final = 64
 """Stored at start; each takes up to 1 MiB."""
+NUMBER_CHARACTERS_MAX: Final = 20
+"""Of # and the number of a subscription, which is an int64."""
 _NUMBERS: Final = 0
 """The key of the entry that holds the next number, as the start of its only cursor: numbers are never given twice."""
 
@@ -309,7 +311,7 @@ class Subscriptions(Part):
     def find_in_topic(self, topic: str, name: str) -> Subscription:
         """Return the subscription of a topic by its name, or by # and its number. Raises GroupNotFound."""
         found = self._by_name.get((topic, name))
-        if found is None and name.startswith("#") and name[1:].isascii() and name[1:].isdigit():
+        if found is None and name.startswith("#") and len(name) <= NUMBER_CHARACTERS_MAX and name[1:].isdecimal():
             found = self._by_id.get(int(name[1:]))
         if found is None or found.topic != topic or name != group_name(found):
             raise GroupNotFound(f"topic {topic} has no subscription {name}")
