@@ -37,7 +37,23 @@ def test_a_time_without_a_zone_is_local() -> None:
     assert parse_position("2025-01-31T08:00", NOW_MS, flag="--from") == local
 
 
-@pytest.mark.parametrize("text", ["", "first", "-", "-3 fortnights", "10m", "1.5", "2025-13-01", "9" * 30, "-1e400d"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "first",
+        "-",
+        "-3 fortnights",
+        "-100",
+        "-1.5",
+        "10m",
+        "1.5",
+        "2025-13-01",
+        "9" * 30,
+        "9" * 5000,
+        "-1e400d",
+    ],
+)
 def test_anything_else_is_refused_with_the_forms_there_are(text: str) -> None:
     with pytest.raises(
         typer.BadParameter, match=r"is not a position: use earliest, latest, an offset such as 42, a time"

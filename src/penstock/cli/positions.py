@@ -6,6 +6,7 @@ A time is ISO 8601 (`2025-01-31T08:00`, local time unless it says otherwise) or 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from string import digits
 from typing import Literal
 
 import typer
@@ -20,10 +21,10 @@ def parse_position(text: str, now_ms: int, *, flag: str) -> Position:
     match text:
         case "earliest" | "latest":
             return text
-    if text.isascii() and text.isdigit() and int(text) <= NUMBER_MAX:
-        return int(text)
     try:
-        if text.startswith("-"):
+        if text.isascii() and text.isdigit() and int(text) <= NUMBER_MAX:
+            return int(text)
+        if text.startswith("-") and not text.endswith(tuple(digits)):  # without a unit it may be meant as records
             return datetime.fromtimestamp(max(0, now_ms - parse_duration_ms(text[1:])) / 1000, UTC)
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
