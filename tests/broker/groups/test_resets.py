@@ -160,7 +160,7 @@ async def test_records_that_wait_to_become_dead_letters_are_not_forgotten(broker
 
 async def test_what_does_not_exist_is_said(broker: Broker) -> None:
     await filled(broker)
-    with pytest.raises(GroupNotFound, match="topic orders has no subscription nobody"):
+    with pytest.raises(GroupNotFound, match="subscription not found: nobody in topic orders"):
         await broker.resets.reset_subscription(ANONYMOUS, "orders", "nobody", EARLIEST)
     with pytest.raises(GroupNotFound):
         await broker.resets.reset_subscription(ANONYMOUS, "other", "jobs", EARLIEST)

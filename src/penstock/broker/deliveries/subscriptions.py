@@ -314,14 +314,14 @@ class Subscriptions(Part):
         if found is None and name.startswith("#") and len(name) <= NUMBER_CHARACTERS_MAX and name[1:].isdecimal():
             found = self._by_id.get(int(name[1:]))
         if found is None or found.topic != topic or name != group_name(found):
-            raise GroupNotFound(f"topic {topic} has no subscription {name}")
+            raise GroupNotFound(f"subscription not found: {name} in topic {topic}")
         return found
 
     def check_unused(self, subscription: Subscription) -> None:
         """Raise InvalidRequest if a subscription cannot be moved now, because of its readers or of what they have left."""
         name = group_name(subscription)
         if subscription.deleted:
-            raise GroupNotFound(f"topic {subscription.topic} has no subscription {name}")
+            raise GroupNotFound(f"subscription not found: {name} in topic {subscription.topic}")
         subscription.release_due(self._clock.now_ms())
         if subscription.watched or subscription.with_readers:
             raise InvalidRequest(
