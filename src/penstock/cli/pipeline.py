@@ -451,16 +451,10 @@ def _time_ms(text: str | None, flag: str) -> int | None:
     if text is None:
         return None
     import time
-    from datetime import datetime
 
-    from penstock.cli.positions import parse_position
+    from penstock.cli.positions import parse_time
 
-    position = parse_position(text, int(time.time() * 1000), flag=flag)
-    if not isinstance(position, datetime):
-        raise typer.BadParameter(
-            f"{text} is not a time: use one such as 2026-01-31T08:00, or how long ago, such as -10m", param_hint=flag
-        )
-    return int(position.timestamp() * 1000)
+    return int(parse_time(text, int(time.time() * 1000), flag=flag).timestamp() * 1000)
 
 
 def batch_time(batch_ms: int) -> str:
