@@ -46,6 +46,7 @@ async def stored(broker: Broker, topic: str = "orders", partitions: int = 3) -> 
     return [await read_values(broker.partition(ANONYMOUS, topic, index)) for index in range(partitions)]
 
 
+@pytest.mark.dense
 async def test_a_request_that_is_sent_again_is_stored_once_and_gets_the_same_answer(orders: Broker) -> None:
     client = await client_of(orders)
     request = client.request("orders", [b"a", b"b", b"c", b"d"], [None, b"k", None, b"k"])
