@@ -26,7 +26,7 @@ STARTED = re.compile(r"Spark Connect server started at:.*?(\d+)$", re.MULTILINE)
 CLIENT_S_MAX = 240.0
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.jvm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.jvm, pytest.mark.timeout(400), pytest.mark.usefixtures("spark_home")]
 
 
 @pytest.fixture
