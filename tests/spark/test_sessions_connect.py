@@ -30,6 +30,19 @@ pytestmark = [pytest.mark.jvm, pytest.mark.timeout(400), pytest.mark.usefixtures
 
 
 @pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker of this test's own, as its topics have names that others use."""
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[FlyMQClient]:
+    with broker.connect() as client:
+        yield client
+
+
+@pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     """The address of a server that listens on this machine alone."""
     import pyspark
