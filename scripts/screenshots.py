@@ -161,7 +161,10 @@ async def invent_history(running: RunningBroker) -> None:
             "d", (math.nan if 60 < n < 80 else records / 3 for n, records in enumerate(series.records))
         )
     for stage in history._stages.values():  # noqa: SLF001
-        stage.rows[:] = array("q", (n * 260 + int(900 * math.sin(n / 7)) for n in range(180)))
+        stage.rows[:] = array(
+            "q",
+            (stage.rows[-1] - (179 - n) * 260 + int(900 * (math.sin(n / 7) - math.sin(179 / 7))) for n in range(180)),
+        )
         stage.rejects[:] = array("q", (n // 9 for n in range(180)))
         stage.lag[:] = array("q", (int(140 * (1 + math.sin(n / 7))) for n in range(180)))
         stage.batch_ms[:] = array("q", (800 + int(140 * math.sin(n / 5)) for n in range(180)))

@@ -18,7 +18,8 @@ const stateTag = (pipeline) => {
   return tag(silent ? `${pipeline.state}, then silent` : pipeline.state, silent || pipeline.state === "failed" ? "bad" : "");
 };
 const isChanging = (pipeline) => pipeline.stopping || (pipeline.alive && pipeline.state !== "running");
-const sum = (pipeline, name) => pipeline.stages.reduce((total, each) => total + (each[name] ?? 0), 0);
+// Of a pipeline that has never reported, nothing is known.
+const sum = (pipeline, name) => (pipeline.run ? pipeline.stages.reduce((total, each) => total + (each[name] ?? 0), 0) : null);
 // A lag that no stage has told yet is not known, and neither is the sum with it.
 const lagOf = (pipeline) => (pipeline.stages.some((each) => each.lag !== null) ? sum(pipeline, "lag") : null);
 
@@ -41,7 +42,7 @@ export async function pipelinesPage(context) {
     fill(content, table([
       ["pipeline", (each) => link(`/pipelines/${segment(each.name)}`, each.name)],
       ["state", stateTag],
-      ["stages", (each) => number(each.stages.length), "num wide"],
+      ["stages", (each) => number(each.run ? each.stages.length : null), "num wide"],
       ["rows", (each) => number(sum(each, "rows")), "num"],
       ["rejects", (each) => number(sum(each, "rejects")), "num"],
       ["lag", (each) => number(lagOf(each)), "num"],
@@ -136,8 +137,9 @@ export async function pipelinePage(context) {
     action.className = mayStart() ? "primary" : "danger";
     action.disabled = !mayStart() && (!pipeline.alive || pipeline.stopping);
     say(pipeline);
-    fill(summary, h("section", { class: "panel" }, h("dl", {}, pair("state", stateTag(pipeline)), pair("owner", pipeline.owner || "–"),
-      pair("run", h("span", { class: "mono" }, pipeline.run || "–")), pair("started", time(pipeline.started_ms)), pair("last report", time(pipeline.updated_ms)),
+    const reported = () => [pair("owner", pipeline.owner || "–"), pair("run", h("span", { class: "mono" }, pipeline.run)),
+      pair("started", time(pipeline.started_ms)), pair("last report", time(pipeline.updated_ms))];
+    fill(summary, h("section", { class: "panel" }, h("dl", {}, pair("state", stateTag(pipeline)), pipeline.run ? reported() : null,
       pipeline.process ? pair("process", processText(pipeline.process)) : null, pipeline.message && pipeline.state !== "failed" ? pair("message", pipeline.message) : null)));
     printedPanel.update(printed, pipeline.state === "failed");
     fill(list, table([
