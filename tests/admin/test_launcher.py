@@ -28,6 +28,8 @@ from tests.admin.launching import (
     write_file,
 )
 
+pytestmark = pytest.mark.timeout(180)  # processes that give way to others may take long on a busy machine
+
 
 @dataclass
 class Starting:

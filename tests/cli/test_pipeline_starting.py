@@ -13,6 +13,8 @@ from penstock.testing import RunningBroker
 from tests.admin.launching import declared, process_of, silent_server, write_file
 from tests.cli.conftest import Run
 
+pytestmark = pytest.mark.timeout(180)  # processes that give way to others may take long on a busy machine
+
 
 @pytest.fixture
 def broker(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[RunningBroker]:

@@ -78,6 +78,7 @@ def test_a_pipeline_is_asked_to_stop_by_its_owner_or_an_administrator(ask: Askin
     assert "pipeline.stop" in [each["type"] for each in keys["root"].ok("GET", "/audit")["events"]]
 
 
+@pytest.mark.timeout(180)
 def test_administrators_alone_start_a_pipeline_and_the_audit_trail_says_who(tmp_path: Path) -> None:
     with (
         silent_server() as silent,
