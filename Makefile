@@ -50,7 +50,7 @@ test: lint ## everything: style, types, import rules and all tests
 	@$(call pytest_twice,-m "not jvm" $(DISK_TESTS),$(SIDE_BY_SIDE))
 	@export TMPDIR=$(MEMORY); $(call pytest_twice,-m "not jvm" $(MEMORY_TESTS),$(SIDE_BY_SIDE))
 	@kafka=tests/kafka; scripts/install-kafka || { echo "note: Kafka could not be fetched, so tests/kafka is left out"; kafka=; }; \
-	$(call pytest_twice,-m jvm tests/crash $$kafka tests/spark,$(SIDE_BY_SIDE))
+	$(call pytest_twice,-m jvm tests/admin tests/crash $$kafka tests/spark,$(SIDE_BY_SIDE))
 	@$(call pytest_twice,$(SKIPPING_TESTS) --engine skipping,--numprocesses $(JOBS) --dist loadfile)
 
 # Tests of the log, and of processes that end at any moment, write to a disk and flush it. All others have their files in memory, those

@@ -34,7 +34,7 @@ CROSSING = {"bench", "crash", "deploy", "fuzz", "interop", "kafka", "scripts", "
 # Real processes run in real time, and simulated ones in virtual time; everything else is handed a clock.
 MAY_SLEEP = {"crash", "simulation"}
 # Where `make test` looks for tests that run Spark or Kafka.
-JVM_TESTS = {"crash", "kafka", "spark"}
+JVM_TESTS = {"admin", "crash", "kafka", "spark"}
 # The plugin is loaded by the pytest that is there.
 ONLY_UNDER_PYTEST = {"pytest"}
 # Needed for a program, not for something to import.
