@@ -66,6 +66,7 @@ def test_a_subscription_without_a_name_is_reset_as_its_preview_says_and_deleted(
 
         page.get_by_role("button", name="Delete", exact=True).click()
         dialog_of(page, "Delete", **{f"Type {name} to confirm": name})
+        expect(page).to_have_url(re.compile("/console/groups$"))
         expect(page.get_by_role("link", name=name, exact=True)).to_have_count(0)
     assert subscription.deleted
 

@@ -135,8 +135,7 @@ class IdempotentProducers(Part):
     def __init__(self, context: Context, producer: Producer, validation: Validation) -> None:
         super().__init__(context)
         self.stats = ProducerStats()
-        self.select = producer.select
-        self.handle = self._engine.partition
+        self._producer = producer
         self._validation = validation
         self._partition: Partition | None = None
         self._known: OrderedDict[bytes, _Producer] = OrderedDict()
@@ -376,6 +375,12 @@ class IdempotentProducers(Part):
             known.sequences.end(request.sequence, None)
             self._ended()
             raise
+
+    def select(self, topic: str, partition: int, batch: Batch, faults: Faults | None) -> Accepted:
+        return self._producer.select(topic, partition, batch, faults)
+
+    def handle(self, topic: str, index: int) -> Partition:
+        return self._engine.partition(topic, index)
 
     def append(
         self,
