@@ -1,4 +1,4 @@
-"""`penstock pipeline start`: what a broker does on its own machine, and what is told of it."""
+"""`penstock pipeline start`, over the admin API of a broker that runs here."""
 
 from __future__ import annotations
 

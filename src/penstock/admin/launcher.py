@@ -216,10 +216,10 @@ class Launcher:
         """Stop a process that has not reported yet."""
         self._terminate(self._processes[name])
 
-    def log_tail(self, name: str) -> str:
+    async def log_tail(self, name: str) -> str:
         """Return the end of what the last process has printed. Raises EntryNotFound."""
         self._declaration(name)
-        return _tail(self._log(name))
+        return await asyncio.get_running_loop().run_in_executor(None, _tail, self._log(name))
 
     # -- inside -----------------------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class Launcher:
     async def _watch(self, name: str, process: Process, child: subprocess.Popen[bytes]) -> None:
         code = await asyncio.get_running_loop().run_in_executor(self._threads, child.wait)
         if code != 0 and not process.stop_asked:
-            process.reason = _reason(code, _tail(self._log(name)))
+            process.reason = _reason(code, await self.log_tail(name))
         process.exit_code = code
         process.ended_ms = self._clock.now_ms()
         log.info("pipeline_ended", pipeline=name, pid=process.pid, exit_code=code, reason=process.reason)
@@ -314,7 +314,7 @@ class Launcher:
 
     async def _trim_logs(self) -> float | None:
         for name in self.declared:
-            _trim(self._log(name))
+            await asyncio.get_running_loop().run_in_executor(None, _trim, self._log(name))
         return LOG_CHECK_S if self._watching else None
 
 

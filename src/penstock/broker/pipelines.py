@@ -159,7 +159,7 @@ class Pipelines(Part):
 
     @on_broker(Operation.ADMIN)
     async def note_end(self, principal: Principal, name: str, run: str, state: str, message: str) -> None:
-        """Note the end of a run that has ended without a last report, for whoever has watched its process."""
+        """Record the end of a run that ended without a last report."""
         entry = self._table.get(name)
         if entry is not None and entry.run == run and entry.state in ACTIVE_STATES:
             ended = msgspec.structs.replace(entry, state=state, message=message, updated_ms=self._clock.now_ms())

@@ -41,6 +41,15 @@ async def filled(broker: Broker, *, partitions: int = 1, name: str = "jobs") -> 
     return subscription
 
 
+async def with_one_acknowledged(broker: Broker) -> Subscription:
+    subscription = await filled(broker)
+    first = await take(broker, subscription)
+    assert first is not None
+    assert ack(broker, subscription, first.tag)
+    await durable(broker)
+    return subscription
+
+
 async def reset(broker: Broker, target: ResetTarget, partition: int | None = None, name: str = "jobs") -> list[int]:
     """Reset a subscription as its preview says, and return where it is."""
     preview = await broker.resets.reset_subscription(ANONYMOUS, "orders", name, target, partition, preview=True)
@@ -195,11 +204,7 @@ async def test_a_subscription_that_is_deleted_meanwhile_is_not_reset(broker: Bro
 async def test_nothing_is_delivered_while_a_reset_is_stored(tmp_path: Path, clock: ManualClock) -> None:
     disk = FaultyDisk()
     async with a_broker(tmp_path / "d", clock, disk=disk) as broker:
-        subscription = await filled(broker)
-        first = await take(broker, subscription)
-        assert first is not None
-        assert ack(broker, subscription, first.tag)
-        await durable(broker)
+        subscription = await with_one_acknowledged(broker)
         woken: list[bool] = []
         with disk.fsync_held() as held:
             resetting = asyncio.create_task(
@@ -217,11 +222,7 @@ async def test_nothing_is_delivered_while_a_reset_is_stored(tmp_path: Path, cloc
 async def test_a_reset_that_cannot_be_stored_changes_nothing(tmp_path: Path, clock: ManualClock) -> None:
     disk = FaultyDisk()
     async with a_broker(tmp_path / "d", clock, disk=disk) as broker:
-        subscription = await filled(broker)
-        first = await take(broker, subscription)
-        assert first is not None
-        assert ack(broker, subscription, first.tag)
-        await durable(broker)
+        subscription = await with_one_acknowledged(broker)
         disk.disk_full()
         with pytest.raises(NoSpace):
             await broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", EARLIEST)

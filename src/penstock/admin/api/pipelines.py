@@ -104,7 +104,7 @@ async def get_pipeline_history(call: Call) -> list[StageHistory]:
 async def get_pipeline_log(call: Call) -> PipelineLog:
     """Return the log of a declared pipeline since its last start here. Empty if it has not been started."""
     authorize(call.broker.access, call.principal, START.operation, BROKER)
-    return PipelineLog(call.given.launcher.log_tail(call.path["pipeline"]))
+    return PipelineLog(await call.given.launcher.log_tail(call.path["pipeline"]))
 
 
 @endpoint(

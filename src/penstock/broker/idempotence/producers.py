@@ -8,8 +8,8 @@ Records and the entry that tells where they are go to the log in one append over
 offsets are decided (`LateBatch`). In a topic without fsync that would cost the flush that the topic does without. There the answer is kept
 in memory only, and a request that is sent again after a crash is refused if an earlier run of the broker may have stored it.
 
-What is kept is bounded: so many producers, so many bytes of answers. Beyond that, the principal that has the largest part loses those whose
-last request is the oldest (`shares`).
+The number of producers and the bytes of their answers are bounded. Beyond either limit, the least recently used producers of the principal
+with the largest share are evicted (`shares`).
 """
 
 from __future__ import annotations

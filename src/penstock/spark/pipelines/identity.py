@@ -20,7 +20,7 @@ from penstock.spark.pipelines.model import Pipeline
 
 
 def new_run(pipeline: Pipeline, environment: Mapping[str, str] = os.environ) -> str:
-    """Return an id for a run of a pipeline. Its end is unique, unless whoever starts the run has chosen it."""
+    """Return an id for a run of a pipeline. It ends with a random number, or with the one that the launcher of the run has set."""
     return f"{_identity(pipeline)}.{environment.get(RUN_VARIABLE) or uuid.uuid4().hex}"
 
 

@@ -59,7 +59,7 @@ _NUMBERS_END = _NUMBERS_AT + _NUMBERS.size
 
 
 _BEFORE_NUMBERS = (AccessDenied, AuthenticationFailed, AuthenticationRequired, NotLeading, ShuttingDown)
-"""Refusals of a broker that has not looked at the number of a request: they say nothing of one that was sent before."""
+"""Errors raised before the sequence number is checked: they do not tell whether an earlier attempt was stored."""
 
 
 class NotIdempotent(NotSupported):

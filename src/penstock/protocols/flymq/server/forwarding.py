@@ -104,8 +104,7 @@ class LeaderSession:
     async def ask(
         self, principal: Principal, native: bool | None, frames: bytes, count: int, *, again: Again | None
     ) -> bytes:
-        """Return the replies to so many requests; if the node that leads is lost, the next one is asked what `again` returns, if that is
-        given.
+        """Return the replies to `count` requests. If the leader is lost, the frames that `again` returns are sent to the next one.
 
         Raises NotLeading if nobody could be asked, OutcomeUnknown if no answer came.
         """
