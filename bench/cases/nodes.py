@@ -1,7 +1,8 @@
 """A node joins a cluster on Kafka and leaves it again, while clients of another node write at a fixed rate; then what two nodes store
 together, and one alone.
 
-What each node takes of the machine is in the figures: all of them share its cores with Kafka and the load.
+What each node takes of the machine is in the figures: all of them share its cores with Kafka and the load. So nodes are also given a
+part of a core each, as if each had a machine of its own, which leaves Kafka and the load enough for two of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from bench.cases.against_redis import Shape, broker_job
+from bench.cpu_limits import limited_cpu
 from bench.kafka import Kafka
 from bench.latency_load import LatencyJob, LatencyResult
 from bench.load import LoadResult
@@ -22,6 +24,7 @@ CONNECTIONS = 16
 PAYLOAD_BYTES = 100
 ALONE = "with the other node stopped"
 IN_FLIGHT = (1, 100)
+NODE_CORES = 0.25
 
 
 def measure(plan: Plan) -> list[Row]:
@@ -40,6 +43,10 @@ def measure(plan: Plan) -> list[Row]:
             results = interleave(sides, plan.rounds)
             comes.start()
             rates = [_rates(plan, stays, comes, in_flight) for in_flight in IN_FLIGHT]
+            with limited_cpu([stays.pid, comes.pid], NODE_CORES) as limited:
+                if limited:
+                    within = f", {NODE_CORES:.0%} of a core for each node"
+                    rates += [_rates(plan, stays, comes, in_flight, within) for in_flight in IN_FLIGHT]
         finally:
             comes.stop()
     return [*(_row(plan, side, results[side], results[ALONE]) for side in sides if side != ALONE), *rates]
@@ -76,15 +83,15 @@ def _round(plan: Plan, node: Broker, topic: str, meanwhile: Callable[[], float |
     return result
 
 
-def _rates(plan: Plan, one: Broker, other: Broker, in_flight: int) -> Row:
-    """The same connections, all to one node or half of them to each."""
+def _rates(plan: Plan, one: Broker, other: Broker, in_flight: int, within: str = "") -> Row:
+    """The same connections, all to one node or half of them to each; `within` says what the nodes are limited to."""
 
     def produced(*nodes: Broker) -> Callable[[int], float]:
         shape = Shape(PAYLOAD_BYTES, CONNECTIONS // len(nodes), in_flight)
 
         def side(number: int) -> float:
-            plan.say(f"nodes: produce through {len(nodes)}, {shape}")
-            topics = [f"rate-{in_flight}-{len(nodes)}-{number}-{node.port}" for node in nodes]
+            plan.say(f"nodes: produce through {len(nodes)}, {shape}{within}")
+            topics = [f"rate-{in_flight}-{bool(within)}-{len(nodes)}-{number}-{node.port}" for node in nodes]
             with one.client() as client:
                 for topic in topics:
                     client.create_topic(topic, 1)
@@ -101,7 +108,9 @@ def _rates(plan: Plan, one: Broker, other: Broker, in_flight: int) -> Row:
 
     results = interleave({"one": produced(one), "two": produced(one, other)}, plan.rounds)
     shape = Shape(PAYLOAD_BYTES, CONNECTIONS, in_flight)
-    return compared("nodes", f"on Kafka, {shape}, two nodes", "records/s", results["two"], "one node", results["one"])
+    return compared(
+        "nodes", f"on Kafka, {shape}, two nodes{within}", "records/s", results["two"], "one node", results["one"]
+    )
 
 
 def _row(plan: Plan, side: str, results: list[LatencyResult], alone: list[LatencyResult]) -> Row:
