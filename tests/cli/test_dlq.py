@@ -52,8 +52,12 @@ def test_dead_letters_are_listed_with_their_story(run: Run) -> None:
 
 
 def test_no_dead_letters_are_an_empty_list(run: Run, broker: RunningBroker) -> None:
+    broker.connect().create_topic("orders")
     assert json.loads(run("dlq", "list", "orders", "--json").out) == []
     assert run("dlq", "list", "orders").code == 0
+    mistyped = run("dlq", "list", "order")
+    assert (mistyped.code, mistyped.out) == (1, b"")
+    assert mistyped.err.startswith("error: topic not found: order")
 
 
 @pytest.mark.usefixtures("letters")

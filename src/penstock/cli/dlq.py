@@ -46,6 +46,8 @@ def list_letters(
     """
     with connected(context) as client:
         letters = client.dead_letters.list(topic, limit)
+        if not letters:
+            client.describe_topic(topic)  # a name that is mistyped has no dead letters either: this refuses it
     if wants_json(context):
         terminal.print_json([_as_json(letter) for letter in letters])
         return
