@@ -71,8 +71,11 @@ def main() -> None:
     narrator.say("docs/kafka.md says how to set up a cluster, and docs/migrate.md how to move a broker's log to it")
 
 
-def make_nodes(directory: Path, bootstrap: Mapping[str, Sequence[str]]) -> list[BrokerProcess]:
-    """Nodes that differ only by their name and the addresses of Kafka that each is given.
+def make_nodes(
+    directory: Path, bootstrap: Mapping[str, Sequence[str]], clusters: Mapping[str, str] | None = None
+) -> list[BrokerProcess]:
+    """Nodes that differ only by their name and the addresses that each is given: of Kafka, and in `clusters` of itself for the others, as
+    settings of `[cluster]`.
 
     QUIC clients may have their TLS connection with any of them, so all have one certificate.
     """
@@ -87,9 +90,10 @@ def make_nodes(directory: Path, bootstrap: Mapping[str, Sequence[str]]) -> list[
         listeners = configuration()
         for protocol in ("fujin", "felix"):
             listeners = listeners.replace(f"[listeners.{protocol}]\n", f"[listeners.{protocol}]\n{tls}")
+        cluster = 'bind = "127.0.0.1:0"' if clusters is None else clusters[name]
         config = (
             f'engine = "kafka"\n\n[kafka]\nbootstrap = {list(bootstrap[name])}\nreplication = {BROKERS}\n\n'
-            f'[cluster]\nbind = "127.0.0.1:0"\nnode = "{name}"\nsecret = "the secret of the demo"\n\n{listeners}'
+            f'[cluster]\n{cluster}\nnode = "{name}"\nsecret = "the secret of the demo"\n\n{listeners}'
         )
         nodes.append(BrokerProcess(data_dir, config=config, start_s_max=120.0))
     return nodes

@@ -5,7 +5,8 @@
 Five channels send numbered values over the five protocols, and a sixth sends transactions over FlyMQ. In each round one part fails: a
 broker of Kafka is killed, at random or the one that coordinates the transactions of the nodes; the node that leads is killed, or one that
 follows; the node that leads is stopped (SIGSTOP) until another has taken its place, and continued; the network between it and Kafka is cut
-for as long; or that of one that follows, for a while. The part is back before the next round. A round ends when every channel has been
+for as long; or that of one that follows, for a while; or that between the node that leads and the other nodes, while all of them reach
+Kafka. The part is back before the next round. A round ends when every channel has been
 answered since the fault; how long that took is printed. At the end every acknowledged value must be there, twice only if its sender sent it
 again, and every transaction as a whole. Ends with 1 otherwise.
 """
@@ -53,7 +54,8 @@ from tests.crash.relay import Relay
 
 REPLACED_S_MAX = 60.0
 CUT_S = 15.0
-"""How long a node that follows is cut off: longer than any request to Kafka waits for its answer."""
+"""How long a node stays cut off if no other takes its place: longer than any request to Kafka or to another node waits for its answer."""
+PEER_HOSTS = {node: f"127.0.1.{number}" for number, node in enumerate(NODES, 1)}
 ROUND_S_MAX = 180.0
 TRANSACTION = b"transaction "
 
@@ -78,11 +80,14 @@ Repair = Callable[[], None]
 
 
 class Links:
-    """The network between nodes and brokers of Kafka: a relay for each pair, which a broker tells its node as the broker's own address."""
+    """The network between nodes and brokers of Kafka: a relay for each pair, which a broker tells its node as the broker's own address.
+    And the network between nodes: a relay in front of each, with the same port at an address of its own that the node advertises."""
 
     def __init__(self) -> None:
         self._thread = LoopThread("relays")
         self._relays: dict[str, list[Relay]] = {node: [] for node in NODES}
+        self._peers: dict[str, Relay] = {}
+        self._peer_ports = {node: free_port() for node in NODES}
         self._ports = {broker: {node: free_port() for node in NODES} for broker in range(1, BROKERS + 1)}
 
     @property
@@ -98,7 +103,17 @@ class Links:
         """By node: where it finds the brokers."""
         return {node: [f"{HOST}:{ports[node]}" for ports in self._ports.values()] for node in NODES}
 
+    @property
+    def clusters(self) -> dict[str, str]:
+        """By node: its address for other nodes, as settings."""
+        return {
+            node: f'bind = "{HOST}:{port}"\nadvertise = "{PEER_HOSTS[node]}"' for node, port in self._peer_ports.items()
+        }
+
     def open(self, kafka: KafkaCluster) -> None:
+        for node, port in self._peer_ports.items():
+            relay = self._peers[node] = Relay(HOST, port)
+            self._thread.run(relay.start(port, PEER_HOSTS[node]))
         for broker, ports in zip(kafka.brokers, self._ports.values(), strict=True):
             for node, port in ports.items():
                 relay = Relay(HOST, int(broker.addresses[node.upper()].rpartition(":")[2]))
@@ -113,8 +128,14 @@ class Links:
         for relay in self._relays[node]:
             self._thread.run(relay.release())
 
+    def cut_from_nodes(self, node: str) -> None:
+        self._thread.run(self._peers[node].hold())
+
+    def mend_to_nodes(self, node: str) -> None:
+        self._thread.run(self._peers[node].release())
+
     def close(self) -> None:
-        for relay in itertools.chain.from_iterable(self._relays.values()):
+        for relay in (*self._peers.values(), *itertools.chain.from_iterable(self._relays.values())):
             self._thread.run(relay.close())
         self._thread.close()
 
@@ -140,6 +161,7 @@ class Faults:
             self.transaction_coordinator_killed,
             self.leading_node_cut_off,
             self.following_node_cut_off,
+            self.leading_node_unreachable_for_nodes,
         )
 
     def kafka_broker_killed(self) -> Repair:
@@ -172,14 +194,18 @@ class Faults:
         return partial(self._once_replaced, leader, partial(self._links.mend, leader.data_dir.name))
 
     def following_node_cut_off(self) -> Repair:
-        node = self._following()
-        self._links.cut(node.data_dir.name)
+        node = self._following().data_dir.name
+        self._links.cut(node)
+        return partial(self._later, partial(self._links.mend, node))
 
-        def mend() -> None:
-            time.sleep(CUT_S)
-            self._links.mend(node.data_dir.name)
+    def leading_node_unreachable_for_nodes(self) -> Repair:
+        node = leader_of(self._nodes).data_dir.name
+        self._links.cut_from_nodes(node)
+        return partial(self._later, partial(self._links.mend_to_nodes, node))
 
-        return mend
+    def _later(self, repair: Repair) -> None:
+        time.sleep(CUT_S)
+        repair()
 
     def _following(self) -> BrokerProcess:
         leader = leader_of(self._nodes)
@@ -252,7 +278,7 @@ def run(rounds: int, seed: int) -> int:
         kafka = running.enter_context(KafkaCluster(Path(name) / "kafka", BROKERS, light=True, relayed=links.listeners))
         links.open(kafka)
         running.callback(links.close)
-        nodes = [running.enter_context(node) for node in make_nodes(Path(name), links.bootstrap)]
+        nodes = [running.enter_context(node) for node in make_nodes(Path(name), links.bootstrap, links.clusters)]
         with nodes[0].connect() as client:
             client.create_topic(TOPIC, PARTITIONS)
         kinds: list[tuple[type[Speaker], bytes]] = [(kind, kind.name.encode() + b" ") for kind in SPEAKERS]

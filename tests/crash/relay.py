@@ -19,11 +19,11 @@ class Relay:
         self._answers_pass = asyncio.Event()
         self.cuts = 0
 
-    async def start(self, port: int = 0) -> str:
+    async def start(self, port: int = 0, host: str = HOST) -> str:
         """Listen; returns the address."""
         await self.release()
-        self._server = await asyncio.start_server(self._accept, HOST, port)
-        return f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._accept, host, port)
+        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def hold(self) -> None:
         """Pass nothing in either direction, and tell nobody, as a network does whose cable is out."""
