@@ -5,8 +5,9 @@ request that is sent again refused rather than stored twice. The sequence number
 broker chooses the partitions of records without a key: whoever sends again finds where they went by the number of the request.
 
 Records and the entry that tells where they are go to the log in one append over several partitions, whose entry is made once their
-offsets are decided (`LateBatch`). In a topic without fsync that would cost the flush that the topic does without. There the answer is kept
-in memory only, and a request that is sent again after a crash is refused if an earlier run of the broker may have stored it.
+offsets are decided and may show in the table later (`LateBatch`). In a topic without fsync that would cost the flush that the topic does
+without. There the answer is kept in memory only, and a request that is sent again after a crash is refused if an earlier run of the
+broker may have stored it.
 
 What is kept is bounded: so many producers, so many bytes of answers. Beyond that, those whose last request is the oldest are forgotten.
 """
@@ -117,10 +118,11 @@ class _Producer:
 
     def measure(self) -> int:
         """Return by how much the size of the answers has changed."""
-        before = self.size_bytes
-        answers = self.sequences.answers.values()
-        self.size_bytes = sum(_ENTRY_BYTES + (len(each) if isinstance(each, bytes) else 0) for each in answers)
-        return self.size_bytes - before
+        before, size_bytes = self.size_bytes, 0
+        for answer in self.sequences.answers.values():
+            size_bytes += _ENTRY_BYTES + (len(answer) if type(answer) is bytes else 0)
+        self.size_bytes = size_bytes
+        return size_bytes - before
 
     def keys(self) -> list[bytes]:
         """Of all its records in the log."""
@@ -132,7 +134,8 @@ class IdempotentProducers(Part):
     def __init__(self, context: Context, producer: Producer, validation: Validation) -> None:
         super().__init__(context)
         self.stats = ProducerStats()
-        self._producer = producer
+        self.select = producer.select
+        self.handle = self._engine.partition
         self._validation = validation
         self._partition: Partition | None = None
         self._known: OrderedDict[bytes, _Producer] = OrderedDict()
@@ -296,7 +299,8 @@ class IdempotentProducers(Part):
         A request of which nothing is stored may be sent again under its number, or left. Raises UnknownProducer, OutOfOrderSequence,
         and what concerns all records, or hands it to `done`. `done` is called once, after this returns.
         """
-        self._open()
+        if self._partition is None:
+            self._open()
         try:
             known = self._find(principal, request.producer)
             verdict = known.sequences.admit(request.sequence, request.floor, resent=request.resent)
@@ -347,7 +351,7 @@ class IdempotentProducers(Part):
         if self._tracing is not None:
             batch, end = self._tracing.produce(topic, batch)
             done = ending(end, done, _error_of)
-        write = _Write(self, known, request, topic, len(batch), logged=logged)
+        write = _Write(self, known, request, topic, batch.count, logged=logged)
         known.sequences.begin(request.sequence, done)
         self._writes += 1
         try:
@@ -367,12 +371,6 @@ class IdempotentProducers(Part):
             self._ended()
             raise
 
-    def select(self, topic: str, partition: int, batch: Batch, faults: Faults | None) -> Accepted:
-        return self._producer.select(topic, partition, batch, faults)
-
-    def handle(self, topic: str, index: int) -> Partition:
-        return self._engine.partition(topic, index)
-
     def append(
         self,
         parts: Sequence[BatchFor],
@@ -389,7 +387,9 @@ class IdempotentProducers(Part):
         self._ended()
         if self._known.get(known.id) is known:
             self._size_bytes += known.measure()
-            self._forget_old()
+            oldest = next(iter(self._known.values()))
+            if self._size_bytes > self._limits.producers_bytes_max or self._is_idle(oldest, known.last_ms):
+                self._forget_old()
         for waiter in waiters:
             waiter(outcome)
 
@@ -442,10 +442,10 @@ class _Write:
             return
         indexes = accepted.partitions
         if not self._refused and indexes.count(indexes[0]) == len(indexes):
-            batches = {indexes[0]: accepted.batch}
+            parts = [BatchFor(self._owner.handle(self._topic, indexes[0]), accepted.batch)]
         else:
-            batches = self._spread(accepted)
-        parts = [BatchFor(self._owner.handle(self._topic, index), part) for index, part in batches.items()]
+            spread = self._spread(accepted)
+            parts = [BatchFor(self._owner.handle(self._topic, index), part) for index, part in spread.items()]
         if self._logged:
             self._append_logged(parts)
         else:
@@ -467,8 +467,10 @@ class _Write:
         return {destination.partition: part for destination, part in records.batches()}
 
     def _append_logged(self, parts: Sequence[BatchFor]) -> None:
-        key = encode(ProducerKey(self._request.producer, self._slot))
-        column, reasons = compressed(self._column), kept_reasons(self._refused)
+        slot = self._request.sequence % IN_FLIGHT_MAX
+        key = encode(ProducerKey(self._request.producer, slot))
+        column = compressed(self._column) if self._column else b""
+        reasons = kept_reasons(self._refused) if self._refused else ()
         partitions = [part.partition for part in parts]
 
         def make(places: Mapping[Partition, Appended]) -> Batch:
@@ -495,7 +497,7 @@ class _Write:
             + _REASON_BYTES_MAX * len(reasons)
         )
         self._owner.append(parts, LateBatch(make, size_bytes), done)
-        self._known.slots |= 1 << self._slot
+        self._known.slots |= 1 << slot
 
     def _append_unlogged(self, parts: Sequence[BatchFor]) -> None:
         places: list[Place] = []
@@ -528,10 +530,6 @@ class _Write:
             self._column = [NOT_STORED if index in failures else index for index in self._column]
         entry = encode(self._stored(compressed(self._column), places, kept_reasons(self._refused)))
         self._settle(entry, Written(self._column, places, self._refused))
-
-    @property
-    def _slot(self) -> int:
-        return self._request.sequence % IN_FLIGHT_MAX
 
     def _stored(
         self, column: bytes, places: Sequence[Place], reasons: tuple[tuple[int, str, str], ...]

@@ -79,8 +79,9 @@ class Sequences(Generic[_Answer, _Waiter]):
     def settle_below(self, floor: int) -> None:
         if floor > self.floor:
             self.floor = floor
-            for sequence in [each for each in self.answers if each < floor]:
-                del self.answers[sequence]
+            answers = self.answers
+            for sequence in [each for each in answers if each < floor]:
+                del answers[sequence]
 
     def begin(self, sequence: int, waiter: _Waiter) -> None:
         """A request that is new is being stored."""

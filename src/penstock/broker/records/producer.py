@@ -100,9 +100,9 @@ class Producer:
         if partition == ANY_PARTITION and info.config.partitions == 1:
             partition = 0
         if isinstance(partition, int) and partition != ANY_PARTITION:
-            partitions = [partition] * len(batch)
+            partitions = [partition] * batch.count
         else:
-            partitions = self._route(info, partition, batch).tolist() if len(batch) else []
+            partitions = self._route(info, partition, batch).tolist() if batch.count else []
         return Accepted(info.id, batch, partitions, faults)
 
     def place(self, topic: str, partition: int | Sequence[int], batch: Batch) -> Placed:

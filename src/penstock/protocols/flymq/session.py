@@ -330,14 +330,16 @@ class FlyMQSession(Conversation[Request]):
         return parts
 
     def _write_single(self, call: Call, slot: ReplySlot) -> None:
-        def written(reply: bytes | PenstockError) -> None:
+        body = _operation(call.body)
+
+        def written(reply: Any) -> None:
             if isinstance(reply, PenstockError):
-                reply = self._error(call.body, reply)
-            self._settle_write(slot, reply)
+                reply = self._error(body, reply)
+            self._settle_write(slot, encode_answer(type(body), reply))
 
         self._writes_in_flight += 1
         try:
-            write(self._caller, _operation(call.body), written)
+            write(self._caller, body, written)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
             self.answer(slot, self._error(call.body, error))

@@ -85,7 +85,7 @@ class OnceExchange(Exchange[Replies]):
         "doubt",
         "ids",
         "lost",
-        "on_reply",
+        "on_end",
         "producer",
         "records",
         "sequence",
@@ -108,7 +108,8 @@ class OnceExchange(Exchange[Replies]):
         self.records = last - first
         self.answered: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
         self.waiters = waiters
-        self.on_reply: Callable[[OnceExchange], None] | None = None
+        self.on_end: Callable[[OnceExchange, PenstockError | None], None] | None = None
+        """Called with the reason if there is no reply."""
         self.producer: _Producer | None = None
         self.sequence = -1
         self.ids = 0
@@ -147,8 +148,14 @@ class OnceExchange(Exchange[Replies]):
 
     def succeed(self) -> None:
         super().succeed()
-        if self.on_reply is not None:
-            self.on_reply(self)
+        if self.on_end is not None:
+            self.on_end(self, None)
+
+    def fail(self, error: PenstockError) -> None:
+        ended = self.finished.done()
+        super().fail(error)
+        if self.on_end is not None and not ended:
+            self.on_end(self, error)
 
     @property
     def refusal(self) -> PenstockError | None:
@@ -244,10 +251,12 @@ class _Together(NamedTuple):
 class _Gathered:
     """Records of single sends that wait for their request."""
 
-    __slots__ = ("_rows", "common", "header_bytes", "size_bytes", "waiters")
+    __slots__ = ("_first", "_rows", "common", "header_bytes", "size_bytes", "waiters")
 
-    def __init__(self, common: _Together) -> None:
+    def __init__(self, common: _Together, first: Outgoing) -> None:
+        """`first` is still to be added."""
         self.common = common
+        self._first = first
         self.waiters: list[asyncio.Future[Result]] = []
         self.size_bytes = 0
         self.header_bytes = 0
@@ -281,6 +290,8 @@ class _Gathered:
 
     def exchange(self, timeout_s: float) -> OnceExchange | None:
         """The request for those that still wait, if any does."""
+        if len(self._rows) == 1 and not self.waiters[0].done():
+            return self._request(self._first, 1, self.waiters, timeout_s)
         rows = [row for row, waiter in zip(self._rows, self.waiters, strict=True) if not waiter.done()]
         waiters = [waiter for waiter in self.waiters if not waiter.done()]
         if not rows:
@@ -295,8 +306,13 @@ class _Gathered:
             self.common.schema,
             self.common.ttl_ms,
         )
+        return self._request(outgoing, len(rows), waiters, timeout_s)
+
+    def _request(
+        self, outgoing: Outgoing, records: int, waiters: Sequence[asyncio.Future[Result]], timeout_s: float
+    ) -> OnceExchange | None:
         try:
-            return OnceExchange(outgoing, 0, len(rows), timeout_s=timeout_s, waiters=waiters)
+            return OnceExchange(outgoing, 0, records, timeout_s=timeout_s, waiters=waiters)
         except PenstockError as error:
             _deal_out(waiters, [_again(error) for _ in waiters])
             return None
@@ -343,7 +359,7 @@ class OnceSender:
             self._seal()
             gathered = None
         if gathered is None:
-            gathered = self._gathered[common] = _Gathered(common)
+            gathered = self._gathered[common] = _Gathered(common, record)
         waiter = gathered.add(record)
         if gathered.is_full:
             self._seal()
@@ -420,8 +436,7 @@ class OnceSender:
 
     def _prepare(self, exchange: OnceExchange) -> None:
         exchange.prepare()
-        exchange.on_reply = self._replied
-        exchange.finished.add_done_callback(lambda finished: self._finished(exchange, finished))
+        exchange.on_end = self._ended
 
     async def _run(self) -> None:
         failure: PenstockError | None = None
@@ -496,21 +511,19 @@ class OnceSender:
             exchange.settle(exchange.doubt or error)
             raise
 
-    def _finished(self, exchange: OnceExchange, finished: asyncio.Future[None]) -> None:
-        """Deal with a request that got no reply."""
-        error = None if finished.cancelled() else finished.exception()
+    def _ended(self, exchange: OnceExchange, error: PenstockError | None) -> None:
+        """A request has got its reply, or will not get one."""
         if isinstance(error, ConnectionLost):
             exchange.lost = error
             if exchange.written:
                 exchange.doubt = error
             self._lost[exchange] = None
             self._wake()
-        elif isinstance(error, PenstockError):
-            self._outage = None
-            self._settle(exchange, error)
-
-    def _replied(self, exchange: OnceExchange) -> None:
+            return
         self._outage = None
+        if error is not None:
+            self._settle(exchange, error)
+            return
         unknown = isinstance(exchange.refusal, UnknownProducer)
         if unknown and self._producer is exchange.producer:
             self._producer = None

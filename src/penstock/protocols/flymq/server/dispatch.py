@@ -185,13 +185,10 @@ def is_write(request: object) -> bool:
     return type(request) in WRITERS
 
 
-def write(caller: Caller, request: Operation[Any], written: Callable[[Frame | PenstockError], None]) -> None:
-    """Start a write to a topic that exists. Raises what is wrong with it, or calls `written` once with the reply or the error."""
-
-    def encoded(reply: Any) -> None:
-        written(reply if isinstance(reply, PenstockError) else encode_answer(type(request), reply))
-
-    WRITERS[type(request)](caller, request, encoded)
+def write(caller: Caller, request: Operation[Any], written: Written) -> None:
+    """Start a write to a topic that exists. Raises what is wrong with it, or calls `written` once with the reply (for `encode_answer`) or
+    the error."""
+    WRITERS[type(request)](caller, request, written)
 
 
 def refusal(request: object, error: PenstockError) -> str:

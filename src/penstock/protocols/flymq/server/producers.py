@@ -21,11 +21,11 @@ async def register_producer(caller: Caller, request: op.RegisterProducer) -> op.
 
 @writes(op.ProduceOnce)
 def produce_once(caller: Caller, request: op.ProduceOnce, written: Written) -> None:
-    count = len(request.values)
-    for name, column in (("keys", request.keys), ("headers", request.headers)):
+    count, keys, headers = len(request.values), request.keys, request.headers
+    for name, column in (("keys", keys), ("headers", headers)):
         if column and len(column) != count:
             raise InvalidRequest(f"{count} values came with {len(column)} {name}: send as many, or none")
-    expiry_ms = expiry_of(caller.clock.now_ms(), request.ttl_ms)
+    expiry_ms = expiry_of(caller.clock.now_ms(), request.ttl_ms) if request.ttl_ms else 0
 
     def done(outcome: Outcome | PenstockError) -> None:
         if isinstance(outcome, PenstockError):
@@ -43,8 +43,8 @@ def produce_once(caller: Caller, request: op.ProduceOnce, written: Written) -> N
         request.partition,
         Batch(
             request.values,
-            request.keys or None,
-            request.headers or None,
+            keys or None,
+            headers or None,
             [expiry_ms] * count if expiry_ms else None,
         ),
         schema=request.schema or None,
