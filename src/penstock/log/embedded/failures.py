@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from penstock.errors import NotWritten
+from penstock.errors import NotWritten, OutcomeUnknown
+from penstock.log.embedded.atomic import AtomicAppend
 from penstock.log.embedded.disk import is_full, is_out_of_descriptors, storage_error
-from penstock.log.embedded.layout import AtomicAppend, PartitionCommit
+from penstock.log.embedded.layout import PartitionCommit
 
 if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
@@ -37,6 +38,16 @@ def refuse_unwritten(part: PartitionCommit, error: OSError) -> None:
     part.refuse(part.appends, refusal)
     if not (is_full(error) or is_out_of_descriptors(error)):
         part.partition.fail(str(refusal))
+
+
+def fail(part: PartitionCommit, reason: str) -> None:
+    """Nobody knows whether the part is stored, so its partition refuses writes until a restart has looked. So do those of late records
+    that tell of it: after anything else is written to them, a restart would not put these there."""
+    part.error = part.error or OutcomeUnknown(f"whether these records are on disk is unknown: {reason}")
+    part.partition.fail(reason)
+    for whole in part.telling:
+        for late in whole.late:
+            late.partition.fail(reason)
 
 
 def written_with(failed: Iterable[PartitionCommit], parts: Iterable[PartitionCommit]) -> list[PartitionCommit]:

@@ -30,9 +30,10 @@ from penstock.log.api import (
     TopicInfo,
 )
 from penstock.log.block import Block
+from penstock.log.embedded.atomic import AtomicAppend, Waiting
 from penstock.log.embedded.disk import storage_error
 from penstock.log.embedded.epochs import Epochs
-from penstock.log.embedded.layout import AtomicAppend, PartitionCommit, Waiting
+from penstock.log.embedded.layout import PartitionCommit
 from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.failed_partitions import FailedPartitions
 from penstock.log.tail import RecentReads, Tail
@@ -118,6 +119,8 @@ class EmbeddedPartition(Partition):
         self._waiting: list[Waiting] = []
         self._atomic_waits = False
         """Whether some of them are parts of atomic appends."""
+        self.late: dict[bytes, bytes] = {}
+        """Late records that are in the journal and not yet here, by key; they belong to the commit thread."""
         self.watchers: Watchers[[]] = Watchers(self)
 
     def __str__(self) -> str:
@@ -199,8 +202,31 @@ class EmbeddedPartition(Partition):
                 self._loop.call_soon(waiting.done, refusal)
             self._waiting.clear()
 
-    def take_waiting(self) -> list[Waiting]:
-        """What the next commit writes."""
+    @property
+    def defers_late(self) -> bool:
+        """Whether late records may stay in the journal. In a compacted topic only the last record of a key counts, so most need never be
+        written here."""
+        config = self.config
+        return config.cleanup == "compact" and config.durability.mode == "fsync"
+
+    def telling(self) -> list[AtomicAppend]:
+        """What waits here and is to leave late records in the journal."""
+        return [append.whole for append in self._waiting if append.whole is not None and append.whole.late]
+
+    def queue_late(self, append: Waiting) -> None:
+        """Have the next commit write a late part here."""
+        self._waiting.append(append)
+        self._atomic_waits = True
+
+    def take_part(self) -> PartitionCommit | None:
+        """What the next commit writes here: late records that are in the journal only, and then what waits."""
+        appends = self._take_waiting()
+        if self.late and not self.deleted:
+            late = Batch(list(self.late.values()), list(self.late))
+            return PartitionCommit(self, [Waiting(late, _ignore, None), *appends], carries_late=True)
+        return PartitionCommit(self, appends) if appends else None
+
+    def _take_waiting(self) -> list[Waiting]:
         waiting, self._waiting = self._waiting, []
         if not self._atomic_waits:
             return waiting
@@ -481,3 +507,7 @@ def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, off
         error.next_offset = block.base_offset
         raise error from None
     return resumes_at
+
+
+def _ignore(_: object) -> None:
+    """Nobody waits for late records: whoever has appended them was told when they were in the journal."""
