@@ -330,8 +330,10 @@ class Committer:
                     self._write_unflushed(part)
             return
         # Those that tell where others are laid out come last.
-        late = [part for part in parts if part.late]
-        laid_out = [part for part in parts if not part.late] if late else parts
+        laid_out: list[PartitionCommit] = []
+        late: list[PartitionCommit] = []
+        for part in parts:
+            (late if part.late else laid_out).append(part)
         while laid_out or late:
             for part in laid_out:
                 self._lay_out(part, now_ms)
@@ -349,15 +351,17 @@ class Committer:
             laid_out = [part for part in parts if part.atomic and part.leave_out_refused()]
             late = [part for part in parts if part.late] if laid_out else []
             laid_out = [part for part in laid_out if not part.late] if late else laid_out
-        sound = [part for part in parts if part.appends]
-        flushed = [part for part in sound if part.is_flushed]
+        flushed: list[PartitionCommit] = []
+        unflushed: list[PartitionCommit] = []
+        for part in parts:
+            if part.appends:
+                (flushed if part.is_flushed else unflushed).append(part)
         if len(flushed) > 1 or (flushed and flushed[0].telling):
             self._journaled.write(flushed)
         elif flushed:
             self._write_direct(flushed[0])
-        for part in sound:
-            if part not in flushed:
-                self._write_unflushed(part)
+        for part in unflushed:
+            self._write_unflushed(part)
 
     def _refuse_failed(self, parts: list[PartitionCommit]) -> None:
         """Making room for one part closes files of others, and syncing those may fail. What was laid out for them is not written: a

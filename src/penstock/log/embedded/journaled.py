@@ -57,6 +57,7 @@ class JournaledWrites:
         if full is not None or not parts or parts[0].error is not None:
             return
         starts = [part.partition.writer.file.end for part in parts]
+        failed: list[PartitionCommit] = []
         for part in parts:
             try:
                 if not part.partition.writer.file.is_open:  # room for another part was made by closing it
@@ -65,17 +66,16 @@ class JournaledWrites:
                 self._checkpoints.unsynced[part.partition] = None
                 part.write_data()
             except OSError as error:
-                may_be_undone = all(part.error is None for part in parts)
-                if may_be_undone and (is_full(error) or is_out_of_descriptors(error)):
+                if not failed and (is_full(error) or is_out_of_descriptors(error)):
                     # Reserved space is not everywhere kept free: file systems that copy on write may run out of it here.
                     self._take_back(parts, starts, error)
                     return
                 self._abandon()
                 fail(part, recorded_only(error, part.partition))
+                failed.append(part)
         for part in parts:
             if part.error is None:
                 part.add_to_index()
-        failed = [part for part in parts if part.error is not None]
         if failed:
             self._spread_failures(failed, parts)
             parts = [part for part in parts if part.error is None]
