@@ -10,8 +10,10 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 SETUP_DONE := .venv/setup-done
 # How many tests run side by side, file by file in the order of the tree: largest file first, the few long crash tests would come
-# last and alone. Those that run Spark stand alone: it takes every processor.
+# last and alone. Those that run Spark or Kafka have a run of their own, longest file first (tests/distribution.py): they take every
+# processor, and all others would wait for them.
 JOBS := 2
+SIDE_BY_SIDE := --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 PYTHON_FILES := src tests scripts client $(wildcard bench)
 
 .PHONY: help
@@ -45,10 +47,10 @@ pytest_twice = $(BIN)/python -m pytest $(1) $(2) || { [ $$? -eq 1 ] && \
 
 .PHONY: test
 test: lint ## everything: style, types, import rules and all tests
-	@$(call pytest_twice,-m "not jvm" $(DISK_TESTS),--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder)
-	@export TMPDIR=$(MEMORY); $(call pytest_twice,-m "not jvm" $(MEMORY_TESTS),--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder)
-	@without=; scripts/install-kafka || { echo "note: Kafka could not be fetched, so tests/kafka is left out"; without="--ignore tests/kafka"; }; \
-	$(call pytest_twice,-m jvm $$without)
+	@$(call pytest_twice,-m "not jvm" $(DISK_TESTS),$(SIDE_BY_SIDE))
+	@export TMPDIR=$(MEMORY); $(call pytest_twice,-m "not jvm" $(MEMORY_TESTS),$(SIDE_BY_SIDE))
+	@kafka=tests/kafka; scripts/install-kafka || { echo "note: Kafka could not be fetched, so tests/kafka is left out"; kafka=; }; \
+	$(call pytest_twice,-m jvm tests/admin tests/crash $$kafka tests/spark,$(SIDE_BY_SIDE))
 	@$(call pytest_twice,$(SKIPPING_TESTS) --engine skipping,--numprocesses $(JOBS) --dist loadfile)
 
 # Tests of the log, and of processes that end at any moment, write to a disk and flush it. All others have their files in memory, those
@@ -163,7 +165,7 @@ TESTS := tests
 .PHONY: coverage
 coverage: $(SETUP_DONE) ## branch coverage by package (TESTS=tests; 40 min)
 	@rm -rf .coverage && mkdir .coverage
-	@status=0; $(BIN)/coverage run -m pytest $(TESTS) --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder -m "not jvm" \
+	@status=0; $(BIN)/coverage run -m pytest $(TESTS) $(SIDE_BY_SIDE) -m "not jvm" \
 		-o timeout=300 --ignore-glob="*frame_cost.py" || status=$$?; \
 	$(BIN)/coverage combine --quiet; $(BIN)/coverage json --quiet -o .coverage/all.json; \
 	$(BIN)/python -m scripts.coverage_by_package .coverage/all.json; exit $$status

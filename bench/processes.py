@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -23,6 +25,9 @@ from penstock.protocols.flymq.sync import FlyMQClient
 HOST: Final = "127.0.0.1"
 START_S_MAX: Final = 120.0
 STOP_S_MAX: Final = 60.0
+PORTS: Final = range(10_000, 32_768)
+"""For programs that are told where to listen. Linux gives the ports above to clients, one of which could get it before the program does."""
+PORTS_TRIED: Final = 100
 
 _Result = TypeVar("_Result")
 
@@ -212,7 +217,9 @@ def check_held(broker: Broker, topic: str, acknowledged: dict[int, int]) -> None
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port on which nobody listens. Raises RuntimeError if there seems to be none."""
+    for port in random.SystemRandom().sample(PORTS, PORTS_TRIED):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise RuntimeError(f"{PORTS_TRIED} ports between {PORTS.start} and {PORTS.stop} are taken: end what listens there")

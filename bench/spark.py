@@ -21,7 +21,7 @@ import msgspec
 import penstock.spark
 from bench.dialects import RecordLost
 from bench.rounds import interleave
-from bench.spark_sides import PARTITIONS, Kafka, Penstock, PenstockOverTheWire, Side
+from bench.spark_sides import PARTITIONS, Kafka, Penstock, PenstockOnKafka, PenstockOverTheWire, Side
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,6 +36,8 @@ BATCHES_LEFT_OUT = 5
 class SparkJob(msgspec.Struct, frozen=True, kw_only=True):
     penstock: str
     """host:port of a broker's FlyMQ listener, on this machine."""
+    on_kafka: str
+    """The same of one whose log is in Kafka."""
     kafka: str
     jars: list[str]
     """Of Spark's Kafka connector."""
@@ -62,6 +64,7 @@ class Rounds:
         self._job = job
         self._penstock, self._kafka = Penstock(spark, job.penstock), Kafka(spark, job.kafka)
         self._wire = PenstockOverTheWire(spark, job.penstock)
+        self._on_kafka = PenstockOnKafka(spark, job.on_kafka)
         self._checkpoints = (Path(job.directory) / f"checkpoint-{number}" for number in itertools.count())
 
     def run(self) -> SparkResult:
@@ -74,9 +77,10 @@ class Rounds:
                 self._rows(self._job.batches + BATCHES_LEFT_OUT).selectExpr("value", "0 AS partition"),
             )
             side.make_topic("copies")
+        self._fill(self._on_kafka, "read", self._rows(self._job.rows))
         return SparkResult(
-            read_s=self._reads((self._penstock, self._wire, self._kafka)),
-            write_s=self._writes(both),
+            read_s=self._reads((self._penstock, self._wire, self._on_kafka, self._kafka)),
+            write_s=self._writes((self._penstock, self._on_kafka, self._kafka)),
             to_noop_ms=self._floors(both, None),
             to_topic_ms=self._floors(both, "copies"),
         )

@@ -99,6 +99,12 @@ class PenstockOverTheWire(Penstock):
             hidden.rename(proof)
 
 
+class PenstockOnKafka(Penstock):
+    """A broker that has no files: its log is in Kafka."""
+
+    name = "Penstock on Kafka"
+
+
 class Kafka(Side):
     name = "Kafka"
 

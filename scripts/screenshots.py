@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import tempfile
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from penstock.broker.pipelines import Report, Stage
 from penstock.clients.loop_thread import LoopThread
 from penstock.clock import SystemClock
 from penstock.log.api import TopicConfig
+from penstock.server import Server
 from penstock.testing.broker import RunningBroker
 
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
@@ -52,6 +54,7 @@ PAGES: Final = {
     "schema": "/schemas/order",
     "pipelines": "/pipelines",
     "pipeline": "/pipelines/shop",
+    "pipeline-failed": "/pipelines/returns",
     "inspector": "/inspector",
     "users": "/access/users",
     "roles": "/access/roles",
@@ -109,11 +112,9 @@ def fill(running: RunningBroker) -> None:
         ]
         now_ms = SystemClock().now_ms()
         await broker.pipelines.report(SYSTEM, "shop", Report("8f2c", now_ms - 1_800_000, "running", "", stages))
-        await broker.pipelines.report(
-            SYSTEM, "returns", Report("11aa", 1, "failed", "no such table: returns", stages[:1])
-        )
 
     thread.run(filling())
+    thread.run(fail_to_start(running.server, "returns"))
     client = running.connect()
     for n in range(300):
         order = {"order": n, "customer": f"customer-{n % 17}", "total": n * 1.25}
@@ -121,6 +122,17 @@ def fill(running: RunningBroker) -> None:
         client.send("orders", json.dumps(order).encode(), key=f"customer-{n % 17}".encode(), headers=headers)
     client.send_many("site/hall/sensors", [bytes([n, 255, 0]) for n in range(64)])
     thread.run(invent_history(running))
+
+
+async def fail_to_start(server: Server, pipeline: str) -> None:
+    """Start a pipeline whose topic is not there, and wait until it has found out."""
+    launcher = server.launcher
+    declared = launcher.declared[pipeline]
+    declared.file.write_text(
+        f'name = "{pipeline}"\nbootstrap = "{server.addresses["flymq"]}"\ntopics = ["{pipeline}"]\ndirectory = "tables"\n[bronze]\n'
+    )
+    await launcher.start(pipeline)
+    await launcher._watching[pipeline]  # noqa: SLF001
 
 
 async def invent_history(running: RunningBroker) -> None:
@@ -149,7 +161,10 @@ async def invent_history(running: RunningBroker) -> None:
             "d", (math.nan if 60 < n < 80 else records / 3 for n, records in enumerate(series.records))
         )
     for stage in history._stages.values():  # noqa: SLF001
-        stage.rows[:] = array("q", (n * 260 + int(900 * math.sin(n / 7)) for n in range(180)))
+        stage.rows[:] = array(
+            "q",
+            (stage.rows[-1] - (179 - n) * 260 + int(900 * (math.sin(n / 7) - math.sin(179 / 7))) for n in range(180)),
+        )
         stage.rejects[:] = array("q", (n // 9 for n in range(180)))
         stage.lag[:] = array("q", (int(140 * (1 + math.sin(n / 7))) for n in range(180)))
         stage.batch_ms[:] = array("q", (800 + int(140 * math.sin(n / 5)) for n in range(180)))
@@ -171,9 +186,18 @@ def inspect(running: RunningBroker) -> str:
     return inspection
 
 
+def declared_in(directory: Path) -> list[dict[str, str]]:
+    """Pipelines that the broker may start."""
+    return [{"name": name, "file": str(directory / f"{name}.toml")} for name in ("nightly", "returns", "shop")]
+
+
 def main() -> None:
     TARGET.mkdir(parents=True, exist_ok=True)
-    with RunningBroker(admin=True, clock=SystemClock()) as running, browser() as found:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        RunningBroker(admin=True, clock=SystemClock(), pipelines=declared_in(Path(directory))) as running,
+        browser() as found,
+    ):
         fill(running)
         pages = {**PAGES, "inspection": f"/inspector/{inspect(running)}"}
         address = f"http://{running.addresses['admin']}/console"
@@ -188,8 +212,11 @@ def main() -> None:
                 page.goto(f"{address}/topics/orders/records")
                 page.get_by_role("button", name="Add condition").click()
                 page.screenshot(path=TARGET / f"condition-{size}-{scheme}.png")
+                page.goto(f"{address}/pipelines/nightly")
+                page.get_by_role("button", name="Start").click()
+                page.screenshot(path=TARGET / f"pipeline-start-{size}-{scheme}.png")
                 context.close()
-    print(f"{(len(pages) + 1) * 4} pictures in {TARGET}")
+    print(f"{(len(pages) + 2) * 4} pictures in {TARGET}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import asyncio
 import functools
 import inspect
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from xdist.remote import Producer
 
 from penstock.testing.forkserver import ForkServer
 from penstock.testing.process import PRELOAD, BrokerProcess
-from tests.distribution import ReplacingLoadFile
+from tests.distribution import ReplacingLoadFile, longest_first
 from tests.engines import ENGINES, Choice, can_run, forget_logs
 
 # A machine that is busy is no fault: nothing here may fail because it took long. The examples are the same in every run, so that a change
@@ -43,6 +43,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session")
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For what starts Spark: its Python processes start in half the time."""
+    from tests.spark.jvm import link_home
+
+    home = tmp_path_factory.mktemp("spark-home")
+    link_home(home)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(home))
+        yield
 
 
 AFTERWARDS: Final = 1.5
@@ -80,12 +92,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if can_run(item)]
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        items[:] = longest_first(items, _limit_s)
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
-            marker = item.get_closest_marker("timeout")
-            limit_s = float(marker.args[0] if marker is not None else config.getini("timeout"))
+            limit_s = _limit_s(item)
             item.obj = _in_time(item.obj, limit_s)
             item.add_marker(pytest.mark.timeout(AFTERWARDS * limit_s), append=False)
+
+
+def _limit_s(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0] if marker is not None else item.config.getini("timeout"))
 
 
 def _in_time(

@@ -222,6 +222,7 @@ def test_the_documented_file_holds_every_setting_with_its_default(tmp_path: Path
         "kafka.sasl",
         "cluster",
         "topics",
+        "pipelines",
     }
     assert {key for key, origin in documented.origins.items() if origin == "default"} == optional
 
@@ -241,7 +242,7 @@ def test_an_unknown_setting_names_the_file_and_what_may_be_meant(file: Path) -> 
             "penstock.toml: retention is not a setting; did you mean log.retention_ms, log.retention_bytes or topics.retention_ms?",
             (
                 "penstock.toml: frobnicate is not a setting; the top level knows data_dir, engine, durability, listeners, admin, dev, "
-                "access, log, kafka, cluster, limits, subscriptions, logging, otel, topics"
+                "access, log, kafka, cluster, limits, subscriptions, logging, otel, topics, pipelines"
             ),
             "penstock.toml: log.retention is not a setting; did you mean log.retention_ms or log.retention_bytes?",
             (
@@ -367,6 +368,13 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None
         ),
         ('listeners.blipmq.api_keys = [""]', "listeners.blipmq.api_keys[0] is empty: give it a value"),
         ('topics = [{name = "a"}, {name = "a"}]', "topics names 'a' more than once: keep one of them"),
+        ('pipelines = [{name = "a"}]', "pipelines[0].file is missing: add it"),
+        (f"pipelines = [{'{},' * 101}]", "pipelines has too many entries: at most 100"),
+        ('pipelines = [{name = "../a", file = "a"}]', "pipelines[0].name: '../a' is not the name of a pipeline"),
+        (
+            'pipelines = [{name = "a", file = "a"}, {name = "a", file = "b"}]',
+            "pipelines names 'a' more than once: keep one of them",
+        ),
     ],
 )
 def test_a_wrong_value_is_shown_with_what_is_right(file: Path, toml: str, problem: str) -> None:

@@ -33,6 +33,8 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".ini", ".yml", "
 CROSSING = {"bench", "crash", "deploy", "fuzz", "interop", "kafka", "scripts", "simulation", "spark"}
 # Real processes run in real time, and simulated ones in virtual time; everything else is handed a clock.
 MAY_SLEEP = {"crash", "simulation"}
+# Where `make test` looks for tests that run Spark or Kafka.
+JVM_TESTS = {"admin", "crash", "kafka", "spark"}
 # The plugin is loaded by the pytest that is there.
 ONLY_UNDER_PYTEST = {"pytest"}
 # Needed for a program, not for something to import.
@@ -47,6 +49,7 @@ EMPTY_WORDS = {"common", "helper", "helpers", "manager", "misc", "util", "utils"
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(" + "|".join(["ho" + "me", "ro" + "ot", "Us" + "ers", "wo" + "rk"]) + r")/\w")
 SKIPPED = re.compile(r"\b(pytest\.(skip|importorskip|mark\.skip(if)?)|unittest\.skip)\b".replace("skip", "sk" + "ip"))
+RUNS_JVM = re.compile(r"\bmark\.jv" + r"m\b")
 ADDRESS = re.compile(r"://|@|--hash|--index")
 NAMED_FILE = re.compile(r"`([\w.-]*/[\w./{},-]*?(?:\.py|/))`")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -153,6 +156,13 @@ def test_no_test_sleeps() -> None:
         if ast.unparse(call.func).endswith("sleep") and ast.unparse(call) != "asyncio.sleep(0)"
     ]
     assert not sleeping
+
+
+def test_tests_of_spark_and_kafka_are_where_make_looks_for_them() -> None:
+    marked = [path for path in python_files(TESTS) if RUNS_JVM.search(path.read_text())]
+    assert marked
+    lost = [named(path) for path in marked if path.relative_to(TESTS).parts[0] not in JVM_TESTS]
+    assert not lost, "the target test of the Makefile runs them in no other directory:\n" + "\n".join(lost)
 
 
 def mirrored(test: Path) -> bool:

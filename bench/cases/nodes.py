@@ -1,6 +1,7 @@
-"""A node joins a cluster on Kafka and leaves it again, while clients of another node write at a fixed rate.
+"""A node joins a cluster on Kafka and leaves it again, while clients of another node write at a fixed rate; then what two nodes store
+together, and one alone.
 
-What a node that joins or leaves takes of the machine is in the figures: all of them share its cores with Kafka and the load.
+What each node takes of the machine is in the figures: all of them share its cores with Kafka and the load.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import statistics
 import time
 from collections.abc import Callable
 
+from bench.cases.against_redis import Shape, broker_job
 from bench.kafka import Kafka
 from bench.latency_load import LatencyJob, LatencyResult
+from bench.load import LoadResult
 from bench.processes import HOST, Broker, check_held, finish_program, start_program
 from bench.rounds import Plan, Row, amount, compared, interleave
 
@@ -18,6 +21,7 @@ RATE, RATE_QUICK = 10_000, 1_000
 CONNECTIONS = 16
 PAYLOAD_BYTES = 100
 ALONE = "with the other node stopped"
+IN_FLIGHT = (1, 100)
 
 
 def measure(plan: Plan) -> list[Row]:
@@ -34,9 +38,11 @@ def measure(plan: Plan) -> list[Row]:
         }
         try:
             results = interleave(sides, plan.rounds)
+            comes.start()
+            rates = [_rates(plan, stays, comes, in_flight) for in_flight in IN_FLIGHT]
         finally:
             comes.stop()
-    return [_row(plan, side, results[side], results[ALONE]) for side in sides if side != ALONE]
+    return [*(_row(plan, side, results[side], results[ALONE]) for side in sides if side != ALONE), *rates]
 
 
 def _config(kafka: Kafka, name: str) -> str:
@@ -68,6 +74,34 @@ def _round(plan: Plan, node: Broker, topic: str, meanwhile: Callable[[], float |
     result = finish_program(load, LatencyResult)
     check_held(node, topic, {0: round(result.rate * plan.seconds)})
     return result
+
+
+def _rates(plan: Plan, one: Broker, other: Broker, in_flight: int) -> Row:
+    """The same connections, all to one node or half of them to each."""
+
+    def produced(*nodes: Broker) -> Callable[[int], float]:
+        shape = Shape(PAYLOAD_BYTES, CONNECTIONS // len(nodes), in_flight)
+
+        def side(number: int) -> float:
+            plan.say(f"nodes: produce through {len(nodes)}, {shape}")
+            topics = [f"rate-{in_flight}-{len(nodes)}-{number}-{node.port}" for node in nodes]
+            with one.client() as client:
+                for topic in topics:
+                    client.create_topic(topic, 1)
+            loads = [
+                start_program("bench.load", broker_job(node, topic, shape, seconds=plan.seconds))
+                for node, topic in zip(nodes, topics, strict=True)
+            ]
+            results = [finish_program(load, LoadResult) for load in loads]
+            for topic, result in zip(topics, results, strict=True):
+                check_held(one, topic, result.acknowledged)
+            return sum(result.rate for result in results)
+
+        return side
+
+    results = interleave({"one": produced(one), "two": produced(one, other)}, plan.rounds)
+    shape = Shape(PAYLOAD_BYTES, CONNECTIONS, in_flight)
+    return compared("nodes", f"on Kafka, {shape}, two nodes", "records/s", results["two"], "one node", results["one"])
 
 
 def _row(plan: Plan, side: str, results: list[LatencyResult], alone: list[LatencyResult]) -> Row:

@@ -38,6 +38,7 @@ SEE = {
     "kafka": "See [Apache Kafka](../kafka.md).",
     "log": "See [log format](../format.md), [`accept_gaps`](../backup.md#verify).",
     "subscriptions": "See [dead letters](../dead-letters.md).",
+    "pipelines": "See [start pipelines from the console](../console.md#start-pipelines).",
 }
 """Pages that explain what a section is about, by section."""
 RELATIONS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
@@ -179,6 +180,6 @@ def _example() -> str:
                 lines.append(f"{name} = {toml(name, field.default)}")
     return document(
         "## A file with every setting",
-        "Every setting with its default, except TLS files, topics and `[cluster]`; leave out what you do not change.",
+        "Every setting with its default, except TLS files, topics, pipelines and `[cluster]`; leave out what you do not change.",
         "```toml\n" + "\n".join(lines) + "\n```",
     )

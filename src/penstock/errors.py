@@ -140,6 +140,12 @@ class EntryNotFound(PenstockError):
     code = "entry_not_found"
 
 
+class PipelineRunning(PenstockError):
+    """The pipeline runs already, here or on another machine, and runs once at a time."""
+
+    code = "pipeline_running"
+
+
 class RecordTooLarge(InvalidRequest):
     """A record or its key is larger than `limits.record_bytes_max` or `limits.key_bytes_max`, or than a frame of the protocol."""
 

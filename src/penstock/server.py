@@ -25,6 +25,7 @@ import structlog
 
 from penstock.admin.api.table import Setting
 from penstock.admin.http import AdminServer, AdminSettings
+from penstock.admin.launcher import DeclaredPipeline, Launcher
 from penstock.background import Background
 from penstock.broker.access.checks import SYSTEM
 from penstock.broker.access.policy import AccessSettings
@@ -79,6 +80,8 @@ NODE_ID = "penstock"
 SETUP_FILE = "setup-token"
 """In the data directory, while there is no administrator: what `penstock user setup` logs in with."""
 DEVELOPMENT_USERS = {"admin": "admin"}
+PIPELINES_DIRECTORY = "pipelines"
+"""In the data directory, for the logs of pipelines that were started here."""
 
 log = structlog.get_logger("penstock.server")
 
@@ -122,6 +125,17 @@ class Server:
             deliveries=DeliveryPolicy(**dict(config.subscriptions)),
             background=background,
             tracing=None if self._telemetry is None else self._telemetry.tracing,
+        )
+        self.launcher = Launcher(
+            {
+                each.name: DeclaredPipeline(each.file.absolute(), each.password_file, each.autostart)
+                for each in config.pipelines
+            },
+            config.data_dir / PIPELINES_DIRECTORY,
+            processes_max=config.limits.pipeline_processes_max,
+            pipelines=self.broker.pipelines,
+            background=background,
+            clock=SystemClock(),
         )
         self.listeners: dict[str, TcpListener | QuicListener] = {}
         self.sessions: dict[str, SessionStats] = {}
@@ -173,6 +187,10 @@ class Server:
             await self._start_listeners(parts, contexts, quic_contexts, peer_contexts.accepting)
             if self.config.cluster is not None:
                 self.engine.announce(_advertised(self.config.cluster, self.addresses))
+            # Pipelines are clients, so they begin last and end first.
+            parts.push_async_callback(self.launcher.close)
+            if self.broker.leads:
+                await self.launcher.open()
             self._parts = parts.pop_all()
         if self.config.dev:
             log.warning(
@@ -253,6 +271,7 @@ class Server:
             await relay.stop()
             await self._start_quic(name, surroundings[name], contexts[name], budget, address)
             del self._relays[name]
+        await self.launcher.open()
 
     async def _apply_declared_topics(self) -> None:
         existing = {name: info.config for name, info in self.engine.topics().items()}
@@ -287,6 +306,7 @@ class Server:
                 settings,
                 engine=self.engine,
                 broker=self.broker,
+                launcher=self.launcher,
                 listeners=self.listeners,
                 sessions=self.sessions,
                 dissectors=DISSECTORS,

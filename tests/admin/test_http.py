@@ -18,10 +18,12 @@ import pytest
 
 from penstock.admin import figures, http
 from penstock.admin.http import AdminServer, AdminSettings, State
+from penstock.admin.launcher import Launcher
 from penstock.admin.metrics import Metrics
 from penstock.broker.access.checks import ANONYMOUS, OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
+from penstock.clock import SystemClock
 from penstock.errors import ConfigError, NoSpace
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
@@ -103,6 +105,28 @@ async def close(writer: asyncio.StreamWriter) -> None:
         pass  # the server has cut it off
 
 
+def no_launcher(broker: Broker) -> Launcher:
+    return Launcher(
+        {},
+        Path(),
+        processes_max=1,
+        pipelines=broker.pipelines,
+        background=broker.background,
+        clock=SystemClock(),
+    )
+
+
+def not_started(node: Node, bind: str) -> AdminServer:
+    return AdminServer(
+        AdminSettings(bind),
+        engine=node.admin._engine,
+        broker=node.broker,
+        launcher=no_launcher(node.broker),
+        listeners={},
+        sessions={},
+    )
+
+
 @asynccontextmanager
 async def running(data_dir: Path) -> AsyncIterator[Node]:
     clock, disk, listener, sessions = ManualClock(), FailingDisk(), Listening(), FlyMQStats()
@@ -114,6 +138,7 @@ async def running(data_dir: Path) -> AsyncIterator[Node]:
         AdminSettings("127.0.0.1:0"),
         engine=engine,
         broker=broker,
+        launcher=no_launcher(broker),
         listeners={"flymq": listener},
         sessions={"flymq": sessions},
     )
@@ -399,9 +424,7 @@ async def test_connections_that_are_being_answered_do_not_give_way(node: Node, m
 
 
 async def test_an_address_in_use_is_refused_with_advice(node: Node) -> None:
-    second = AdminServer(
-        AdminSettings(node.admin.address), engine=node.admin._engine, broker=node.broker, listeners={}, sessions={}
-    )
+    second = not_started(node, node.admin.address)
     with pytest.raises(
         ConfigError, match=r"admin\.bind: cannot listen on 127\.0\.0\.1:\d+ .*another process listens there"
     ):
@@ -460,9 +483,7 @@ async def test_stop_cuts_off_a_response_that_takes_too_long(node: Node, monkeypa
 async def test_it_can_be_stopped_twice_and_before_it_is_started(node: Node) -> None:
     await node.admin.stop()
     await node.admin.stop()
-    never_started = AdminServer(
-        AdminSettings("127.0.0.1:0"), engine=node.admin._engine, broker=node.broker, listeners={}, sessions={}
-    )
+    never_started = not_started(node, "127.0.0.1:0")
     with pytest.raises(RuntimeError, match="not started"):
         assert never_started.address
     await never_started.stop()

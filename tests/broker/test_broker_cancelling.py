@@ -45,6 +45,7 @@ SAFE_BY_THEMSELVES = {
     "dead_letters.letter",
     "dead_letters.letters",
     "pipelines.report",
+    "pipelines.note_end",
     "snapshot",  # runs in a task of the engine's own
     "release_snapshot",  # the removal is done by a thread; what is left, maintenance removes
     "pipelines.stop",

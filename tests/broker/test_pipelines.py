@@ -81,6 +81,18 @@ async def test_an_older_run_is_told_to_stop_and_changes_nothing(broker: Broker) 
     assert broker.pipelines.reported(ALICE)[0].stages == (BRONZE,)
 
 
+async def test_the_end_of_a_run_is_noted_for_it_unless_it_or_a_newer_one_has_reported(broker: Broker) -> None:
+    await broker.pipelines.report(ALICE, "sales", report("run-2", 2, "running", BRONZE))
+    for name, run in (("sales", "run-1"), ("gone", "run-2")):
+        await broker.pipelines.note_end(ANONYMOUS, name, run, "failed", "it was ended by SIGKILL")
+    assert broker.pipelines.reported(ALICE)[0].alive
+    await broker.pipelines.note_end(ANONYMOUS, "sales", "run-2", "failed", "it was ended by SIGKILL")
+    [sales] = broker.pipelines.reported(ALICE)
+    assert (sales.owner, sales.state, sales.alive, sales.stages) == ("alice", "failed", False, (BRONZE,))
+    await broker.pipelines.note_end(ANONYMOUS, "sales", "run-2", "stopped", "")
+    assert broker.pipelines.reported(ALICE)[0].message == "it was ended by SIGKILL", "what was told last stays"
+
+
 async def test_nothing_is_stopped_where_nothing_runs(broker: Broker, clock: ManualClock) -> None:
     with pytest.raises(EntryNotFound, match="penstock pipeline status"):
         await broker.pipelines.stop(ALICE, "sales")

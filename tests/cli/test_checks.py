@@ -241,3 +241,25 @@ def test_a_client_package_of_another_version_is_a_failure(client: str | None, st
     finding = checks.packages(version_of)
     assert (finding.status, finding.found) == (status, told)
     assert ("pip uninstall penstock-client" in finding.advice) == (status == "fail")
+
+
+def test_declared_pipelines_are_checked_as_far_as_their_files_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, password = tmp_path / "shop.toml", tmp_path / "password"
+    absent = checks.pipeline("shop", file)
+    assert absent.status == "fail"
+    assert "penstock pipeline init" in absent.found
+    text = 'name = "shop"\ntopics = ["orders"]\ndirectory = "tables"\n[bronze]\n'
+    file.write_text(text)
+    assert checks.pipeline("shop", file) == checks.Finding("pipeline shop", "ok", str(file))
+    other = checks.pipeline("other", file)
+    assert (other.status, other.found) == ("fail", f"{file} describes pipeline shop")
+    file.write_text(text + '[connection]\nuser = "ann"\n')
+    assert checks.pipeline("shop", file, password).advice.endswith("a file with the password of ann")
+    password.write_text("secret")
+    assert checks.pipeline("shop", file, password).status == "ok"
+    file.write_text(text + "[brnze]\n")
+    assert "brnze is not a setting" in checks.pipeline("shop", file).found
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert checks.pipeline("shop", file).advice == 'run: pip install "penstock[spark]"'

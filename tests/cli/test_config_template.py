@@ -12,7 +12,7 @@ from tests.cli.conftest import Run
 
 # `listeners` holds the sections; a table of TLS files and one of topics need files and names that exist.
 LEFT_COMMENTED = re.compile(
-    r"^# (\[(?:listeners\.\w+|kafka)\.(?:tls|sasl)\]|ca|cert|key|client_ca|mechanism|username|password|token_file|\[\[topics\]\])(?![\w])",
+    r"^# (\[(?:listeners\.\w+|kafka)\.(?:tls|sasl)\]|ca|cert|key|client_ca|mechanism|username|password|token_file|\[\[\w+\]\])(?![\w])",
     re.MULTILINE,
 )
 
@@ -27,6 +27,7 @@ def test_the_file_changes_nothing_as_it_is(tmp_path: Path) -> None:
 def test_every_setting_can_be_uncommented_and_has_its_default(tmp_path: Path) -> None:
     text = render()
     before_topics, _, topic = text.partition("# [[topics]]")
+    topic, _, pipeline = topic.partition("# [[pipelines]]")
     # A section that changes something by being there, and whose settings are called like others.
     before_topics = re.sub(r"# \[cluster\]\n.*?\n\n", "\n", before_topics, flags=re.DOTALL)
     lines = [
@@ -42,6 +43,9 @@ def test_every_setting_can_be_uncommented_and_has_its_default(tmp_path: Path) ->
     file.write_text("[listeners.flymq]\n[[topics]]\n" + re.sub(r"^# ", "", topic, flags=re.MULTILINE))
     [declared] = load_config(file, env={}).topics
     assert (declared.name, declared.partitions) == ("orders", 3)
+    file.write_text("[listeners.flymq]\n[[pipelines]]\n" + re.sub(r"^# ", "", pipeline, flags=re.MULTILINE))
+    [startable] = load_config(file, env={}).pipelines
+    assert (startable.name, startable.file, startable.autostart) == ("sales", tmp_path / "sales.toml", False)
 
 
 def test_a_file_is_written_once(run: Run, tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def test_a_record_with_a_time_to_live_is_gone_after_it(run: Run, broker: Running
 
 
 @pytest.mark.parametrize("option", ["--delay", "--ttl"])
+def test_a_time_without_a_unit_is_refused(run: Run, broker: RunningBroker, option: str) -> None:
+    result = run("produce", "orders", "v", option, "30")
+    assert (result.code, broker.connect().topics()) == (2, [])
+    assert f"Invalid value for {option}: 30 has no unit: write 30s or 30ms" in result.err
+
+
+@pytest.mark.parametrize("option", ["--delay", "--ttl"])
 def test_a_time_that_is_none_is_refused(run: Run, broker: RunningBroker, option: str) -> None:
     result = run("produce", "orders", "v", option, "soon")
     assert result.code == 2

@@ -92,3 +92,11 @@ def test_a_broker_that_is_not_ready_is_a_failure() -> None:
     ill = Sample(0.0, False, "ready", ["background task sweep fails"], "1")
     assert checks.broker(ill).status == "fail"
     assert "background task sweep fails" in checks.broker(ill).found
+
+
+def test_declared_pipelines_are_part_of_the_report(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checks, "all_checks", lambda data_dir, binds, **_: iter([FINE]))
+    (tmp_path / "penstock.toml").write_text('[listeners.flymq]\n[[pipelines]]\nname = "shop"\nfile = "shop.toml"\n')
+    result = run("doctor", "--config", "penstock.toml")
+    assert result.code == 1
+    assert f"fail  pipeline shop   {tmp_path / 'shop.toml'} does not exist" in result.text

@@ -132,6 +132,13 @@ def test_a_reset_goes_to_a_position_or_by_a_shift(run: Run, billing: RunningBrok
     assert "give a position with --to, or a number of records with --shift" in result.err
 
 
+@pytest.mark.parametrize("command", ["group", "subscription"])
+def test_a_reset_by_records_is_not_taken_for_one_to_a_time(run: Run, billing: RunningBroker, command: str) -> None:
+    result = run(command, "reset", "billing", "-t", "orders", "--to", "-100", "--yes")
+    assert result.code == 2
+    assert "-100 is not a position: to go back 100 records, use --shift -100" in result.err
+
+
 def test_a_group_is_deleted(run: Run, billing: RunningBroker) -> None:
     assert run("group", "delete", "billing", "--yes").text == "deleted group billing in orders\n"
     assert billing.connect().groups() == []

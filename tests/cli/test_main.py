@@ -76,6 +76,7 @@ def test_the_help_of_every_command_has_an_example_and_fits_eighty_columns(run: R
         (["topic", "lst"], "error: No such command 'lst'. Did you mean 'list'? (see: penstock topic --help)\n"),
         (["produce"], "error: Missing argument 'TOPIC' (see: penstock produce --help)\n"),
         (["consume", "t", "-Z"], "error: No such option: -Z (see: penstock consume --help)\n"),
+        (["consume", "t", "-g"], "error: Option '-g' requires an argument (see: penstock consume --help)\n"),
         (
             ["produce", "t", "v", "--whole"],
             (
@@ -88,6 +89,14 @@ def test_the_help_of_every_command_has_an_example_and_fits_eighty_columns(run: R
 def test_a_wrong_command_line_ends_with_2_and_one_line(run: Run, args: list[str], error: str) -> None:
     result = run(*args)
     assert (result.code, result.out, result.err) == (2, b"", error)
+
+
+@pytest.mark.parametrize("value", ["0", "many"])
+def test_a_value_that_is_refused_is_named(run: Run, value: str) -> None:
+    result = run("consume", "t", "--max", value)
+    assert result.code == 2
+    assert result.err.startswith("error: Invalid value for '--max' / '-n': ")
+    assert value in result.err
 
 
 def test_a_broker_that_is_not_there_ends_with_1_and_says_what_to_do(run: Run) -> None:

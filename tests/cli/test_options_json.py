@@ -26,6 +26,7 @@ FAILS: dict[str, str] = {
     "pipeline rebuild": "nope.toml silver/x",
     "pipeline replay": "nope.toml --topic=orders --to=x",
     "pipeline run": "nope.toml",
+    "pipeline start": "nope",
     "pipeline stop": "nope",
     "restore": "backups there --at=never",
     "serve": "--config=nope.toml",

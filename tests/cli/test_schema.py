@@ -61,6 +61,12 @@ def test_a_record_is_validated_from_an_argument_a_file_or_the_input(run: Run, tm
     assert json.loads(told.out) == {"valid": False, "reasons": ['"id" is a required property']}
 
 
+def test_an_empty_definition_is_refused_before_anybody_is_asked(run: Run) -> None:
+    result = run("schema", "register", "order", input=b"\n")
+    assert result.code == 2
+    assert "standard input is empty: name the FILE with the definition, or write it to standard input" in result.err
+
+
 @pytest.mark.usefixtures("order")
 def test_records_are_produced_by_a_schema_and_those_at_fault_are_told(run: Run, broker: RunningBroker) -> None:
     good = run("produce", "orders", "--schema", "order", "--key-separator", ";", input=b'a;{"id": 1}\nb;{"id": 2}\n')

@@ -87,7 +87,10 @@ def test_an_interrupt_that_does_not_wake_the_caller_is_noticed() -> None:
     thread.close()
 
 
-def test_work_that_is_handed_over_while_the_loop_closes_is_refused_too() -> None:
+def test_work_that_is_handed_over_while_the_loop_closes_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What comes too late is noticed when the loop is checked again, which is the whole time that this test takes.
+    monkeypatch.setattr("penstock.clients.loop_thread.WAIT_S_MAX", 0.01)
+
     async def nothing() -> None:
         pass
 

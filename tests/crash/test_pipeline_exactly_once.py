@@ -12,6 +12,7 @@ KINDS = ("rebuild", "fault", "forget", "commit")
 
 
 @pytest.mark.jvm
+@pytest.mark.usefixtures("spark_home")
 @pytest.mark.timeout(400)
 def test_every_record_is_in_every_table_once_whatever_happens(tmp_path: Path) -> None:
     with PipelineTorture(tmp_path, seed=3) as torture:

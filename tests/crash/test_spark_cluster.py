@@ -28,6 +28,7 @@ TRIALS = (
 
 
 @pytest.mark.jvm
+@pytest.mark.usefixtures("spark_home")
 @pytest.mark.timeout(400)
 def test_every_row_is_there_once_on_a_cluster_whose_processes_are_killed(tmp_path: Path) -> None:
     # A process of its own: this one may have a session already, and there can be one only.

@@ -12,6 +12,7 @@ KINDS = ("worker", "broker", "replay", "driver", "stop", "worker")
 
 
 @pytest.mark.jvm
+@pytest.mark.usefixtures("spark_home")
 @pytest.mark.timeout(400)
 def test_every_record_arrives_once_whatever_is_killed(tmp_path: Path) -> None:
     with SparkTorture(tmp_path, seed=11) as torture:

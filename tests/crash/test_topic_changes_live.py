@@ -12,6 +12,7 @@ ROUNDS = 2
 
 
 @pytest.mark.jvm
+@pytest.mark.usefixtures("spark_home")
 @pytest.mark.timeout(300)
 def test_a_group_and_a_stream_read_on_while_their_topic_changes(tmp_path: Path) -> None:
     with TopicChanges(tmp_path, seed=3) as changes:

@@ -19,12 +19,13 @@ from cryptography.hazmat.primitives.serialization import (
 from bench.kafka import Kafka
 from tests.kafka.cluster import Cluster
 
+HERE = Path(__file__).parent
 _numbers = itertools.count()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name == "kafka":
+        if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.jvm)
 
 

@@ -23,7 +23,7 @@ from tests.log.storage import make_partition
 def settings(kafka: Kafka, prefix: str, ca: Path | None, mechanism: str, password: str) -> KafkaSettings:
     sasl = KafkaSasl(mechanism=mechanism, username="ada", password=SecretStr(password))
     return KafkaSettings(
-        bootstrap=[kafka.addresses["SECURED"]], topic_prefix=prefix, tls=KafkaTls(ca=ca), sasl=sasl, request_s_max=5
+        bootstrap=[kafka.addresses["SECURED"]], topic_prefix=prefix, tls=KafkaTls(ca=ca), sasl=sasl, request_s_max=30
     )
 
 

@@ -65,7 +65,7 @@ def test_every_setting_has_a_row_with_its_variable() -> None:
     known = set(settings(Config))
     assert len(known) > 150
     for key in known:
-        if not key.startswith(("topics.", "listeners.fujin.aliases.")):
+        if not key.startswith(("topics.", "pipelines.", "listeners.fujin.aliases.")):
             assert f"`{configuration.variable(key)}`" in page, key
     for name in ("topic", "group", "start"):
         assert f"| `{name}` |" in page.partition("aliases.<name>]`\n")[2]

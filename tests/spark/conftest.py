@@ -1,4 +1,4 @@
-"""One Spark session and one broker for the whole suite: a second of either would cost more than all the tests.
+"""One Spark session and one broker for all tests of a worker: another of either would cost more than most tests.
 
 `spark` is the session, `broker` a broker process, `client` a client of it, `fresh_topic` makes names that no other test has;
 `running` is a broker inside the test. A test that ends processes, or that stops the session, starts its own.
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(spark_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session every test shares. What a test changes in its settings, it changes back."""
     warehouse = tmp_path_factory.mktemp("warehouse")
     config = {
@@ -45,6 +45,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = penstock.spark.session("tests", FAST_MASTER, config)
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def active_session(request: pytest.FixtureRequest) -> None:
+    """Make the session the active one again: pipelines have sessions of their own, and which tests came before differs."""
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark").createDataFrame([], "id int")
 
 
 @pytest.fixture(scope="session")

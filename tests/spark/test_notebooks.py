@@ -39,8 +39,6 @@ def printed_by_cells(notebook: dict[str, Any], address: str, directory: Path) ->
 def test_a_notebook_prints_what_it_shows(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path, path: Path
 ) -> None:
-    # Pipelines of other tests have sessions of their own: this one becomes the active one.
-    spark.createDataFrame([], "id int")
     cells = printed_by_cells(json.loads(path.read_text()), broker.address, tmp_path)
     assert cells
     for cell, printed in cells:

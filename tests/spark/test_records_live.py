@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -45,13 +45,12 @@ enum State { NEW = 0; PAID = 1; }
 
 
 @pytest.fixture
-def session(spark: SparkSession, broker: BrokerProcess) -> Iterator[SparkSession]:
+def session(spark: SparkSession, broker: BrokerProcess) -> SparkSession:
     """One that names its broker, so that no query has to."""
     session = spark.newSession()
     session.conf.set("spark.penstock.bootstrap", broker.address)
     penstock.spark.register(session)
-    yield session
-    spark.createDataFrame([], "id int")  # makes the session that all tests share the active one again
+    return session
 
 
 def test_rows_of_two_versions_and_every_mark_come_back_as_they_were(

@@ -26,7 +26,20 @@ STARTED = re.compile(r"Spark Connect server started at:.*?(\d+)$", re.MULTILINE)
 CLIENT_S_MAX = 240.0
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.jvm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.jvm, pytest.mark.timeout(400), pytest.mark.usefixtures("spark_home")]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker of this test's own, as its topics have names that others use."""
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[FlyMQClient]:
+    with broker.connect() as client:
+        yield client
 
 
 @pytest.fixture

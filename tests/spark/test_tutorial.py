@@ -36,11 +36,13 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerProc
 
 
 def run_command(command: str, broker: BrokerProcess | RunningBroker) -> str:
+    # Spark as it is installed: what it starts has its Python modules from a zip.
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     functions = f'penstock() {{ "{sys.executable}" -m penstock "$@"; }}; python() {{ "{sys.executable}" "$@"; }}'
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", f"{functions}\n{command}"],
         env={
-            **os.environ,
+            **environment,
             "PENSTOCK_SERVER": broker.url,
             "COLUMNS": "200",
             "JAVA_TOOL_OPTIONS": FAST_SETTINGS["spark.driver.extraJavaOptions"],

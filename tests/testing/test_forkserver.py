@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from penstock.net.descriptors import raise_descriptor_limit
 from penstock.testing.forkserver import ForkedProcess, ForkServer
 
 PROGRAM = """
@@ -72,6 +77,46 @@ def test_programs_run_side_by_side_and_end_by_signals(server: ForkServer) -> Non
         program.stdout.close()
 
 
+def test_one_thread_ends_what_another_waits_for(server: ForkServer) -> None:
+    program = run(server, "wait")
+    waiting = threading.Event()
+
+    def wait() -> int:
+        waiting.set()
+        return program.wait(10)
+
+    with ThreadPoolExecutor(1) as pool, program.stdout:
+        code = pool.submit(wait)
+        waiting.wait()
+        with pytest.raises(TimeoutError):
+            code.result(0.05)
+        program.send_signal(signal.SIGTERM)
+        assert code.result(10) == -signal.SIGTERM
+
+
+def test_a_program_that_has_ended_untold_is_signalled_in_vain(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = run(server, "0")
+    with program.stdout:
+        assert program.wait(10) == 0
+    monkeypatch.setattr(ForkedProcess, "poll", lambda _: None)  # as between its end and the report of it
+    program.send_signal(signal.SIGKILL)
+
+
+def test_descriptors_above_1023_are_waited_for() -> None:
+    raise_descriptor_limit()
+    printed, status = os.pipe(), os.pipe()
+    for descriptor, data in ((printed[1], b""), (status[1], struct.pack("=ii", 4711, 3))):
+        os.write(descriptor, data)
+        os.close(descriptor)
+    program = ForkedProcess(printed[0], fcntl.fcntl(status[0], fcntl.F_DUPFD_CLOEXEC, 1024))
+    os.close(status[0])
+    assert program.stdout.read() == ""
+    program.stdout.close()
+    assert (program.pid, program.wait(10)) == (4711, 3)
+
+
 def test_ctrl_c_is_for_the_programs_and_not_for_the_server(server: ForkServer) -> None:
     program = run(server, "wait")
     assert "wait" in program.stdout.readline()
@@ -95,6 +140,11 @@ def test_a_server_that_has_ended_is_told_from_a_program_that_has(server: ForkSer
         os.kill(parent, signal.SIGKILL)
         with pytest.raises(ChildProcessError, match="fork server has ended"):
             program.wait(10)
+        with pytest.raises(ChildProcessError, match="fork server has ended"):
+            program.poll()
+        another = run(server, "0")
+        with another.stdout:
+            assert another.wait(10) == 0
     finally:
         os.kill(program.pid, signal.SIGKILL)
         program.stdout.close()

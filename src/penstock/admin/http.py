@@ -38,6 +38,7 @@ from penstock.admin.console import serving
 from penstock.admin.figures import Listener, Sources
 from penstock.admin.history import History
 from penstock.admin.inspector import Inspector
+from penstock.admin.launcher import Launcher
 from penstock.admin.looplag import LoopLag
 from penstock.admin.metrics import CONTENT_TYPE, Metrics
 from penstock.admin.registry import RegistryApi
@@ -89,6 +90,7 @@ class AdminServer:
         *,
         engine: Engine,
         broker: Broker,
+        launcher: Launcher,
         listeners: Mapping[str, Listener],
         sessions: Mapping[str, SessionStats],
         dissectors: Mapping[str, DissectorFactory] | None = None,
@@ -132,6 +134,7 @@ class AdminServer:
             self._history,
             self._alerts,
             self._inspector,
+            launcher,
         )
         self._served: dict[bytes, ASGIApp] = {
             f"{PREFIX}/".encode(): Api(given, self._door, secure=settings.tls is not None),

@@ -96,12 +96,13 @@ class BrokerLimits(Section):
     """How long such an id is kept."""
     # Each takes about 1 KiB of memory, and the answers that it waits for.
     producers_max: int = Field(20_000, ge=1)
-    """Idempotent producers. Above it the one whose last request is the oldest is forgotten: if that sends again, it is refused."""
+    """Idempotent producers. Above it the principal that has the most loses the one whose last request is the oldest: if that sends again,
+    it is refused."""
     producers_idle_ms: DurationMs = Field(24 * 3600 * 1000, ge=1)
     """A producer without a request for this long is forgotten."""
     # An answer takes 200 bytes, and up to 2 KiB if its records are spread.
     producers_bytes_max: Size = Field(64 << 20, ge=1 << 10)
-    """Memory for answers to requests of producers that may be sent again. Above it producers are forgotten in the same order."""
+    """Memory for answers to requests of producers that may be sent again. Above it producers are forgotten in the same way."""
     # Each has an internal topic, and a file open.
     staged_applications_max: int = Field(1_000, ge=1)
     """Applications (Spark queries and jobs) with staged records."""

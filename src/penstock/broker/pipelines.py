@@ -32,6 +32,8 @@ ACTIVE_STATES: Final = frozenset({"starting", "running", "stopping"})
 SILENT_MS: Final = 60_000
 """A run that has said nothing for so long is taken for dead: it reports every few seconds."""
 REMEMBERED_MS: Final = 90 * 24 * 3600 * 1000
+RUN_VARIABLE: Final = "PENSTOCK_RUN"
+"""In the environment of a run: what its id ends with, so that who started it knows its reports."""
 FORGOTTEN_PER_APPEND_MAX: Final = 1024
 LAG_UNKNOWN: Final = -1
 
@@ -151,8 +153,17 @@ class Pipelines(Part):
         if not self._alive(entry):
             return False
         self._asked_to_stop[name] = entry.run
+        self._audit.note(principal, "pipeline.stop", name)
         await self._table.put(name, msgspec.structs.replace(entry, stop_run=entry.run))
         return True
+
+    @on_broker(Operation.ADMIN)
+    async def note_end(self, principal: Principal, name: str, run: str, state: str, message: str) -> None:
+        """Record the end of a run that ended without a last report."""
+        entry = self._table.get(name)
+        if entry is not None and entry.run == run and entry.state in ACTIVE_STATES:
+            ended = msgspec.structs.replace(entry, state=state, message=message, updated_ms=self._clock.now_ms())
+            await self._table.put(name, ended)
 
     # -- for the metrics --------------------------------------------------------------------------------------------------
 

@@ -36,9 +36,9 @@ class AdminAccess:
             handlers.append(urllib.request.HTTPSHandler(context=self._tls()))
         return urllib.request.build_opener(*handlers)
 
-    def request(self, url: str) -> urllib.request.Request:
+    def request(self, url: str, method: str = "GET") -> urllib.request.Request:
         """A request with the login, if there was one. It does not go along where the answer is a redirection."""
-        request = urllib.request.Request(url)  # noqa: S310 - the scheme was checked
+        request = urllib.request.Request(url, method=method)  # noqa: S310 - the scheme was checked
         if self._authorization is not None:
             request.add_unredirected_header("Authorization", self._authorization)
         return request

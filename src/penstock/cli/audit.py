@@ -156,17 +156,9 @@ def _query(
 def _since_s(since: str | None) -> int:
     if since is None:
         return 0
-    from datetime import datetime
+    from penstock.cli.positions import parse_time
 
-    from penstock.cli.positions import parse_position
-
-    position = parse_position(since, time.time_ns() // 1_000_000, flag="--since")
-    if not isinstance(position, datetime):
-        raise typer.BadParameter(
-            f"{since} is not a time: write one, as in 2026-01-31T12:00, or how long ago, as in -1h",
-            param_hint="--since",
-        )
-    return int(position.timestamp())
+    return int(parse_time(since, time.time_ns() // 1_000_000, flag="--since").timestamp())
 
 
 def _split_id(event_id: str) -> tuple[str, int]:

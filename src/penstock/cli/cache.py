@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from penstock.cli import terminal
-from penstock.cli.options import server_url, wants_json
+from penstock.cli.options import duration_ms, server_url, wants_json
 from penstock.cli.passwords import with_password
 from penstock.cli.program import Program
 from penstock.errors import EntryNotFound, Unreachable
@@ -82,7 +82,7 @@ def put(
     $ penstock cache put session:7 - --ttl 30m < session.json
     """
     data = sys.stdin.buffer.read() if value == "-" else value.encode(errors="surrogateescape")
-    ttl_ms = None if ttl is None else _milliseconds(ttl)
+    ttl_ms = None if ttl is None else duration_ms(ttl, "--ttl")
     with _connected(context) as client:
         client.cache_put(key, data, ttl_s=None if ttl_ms is None else ttl_ms / 1000, cache=cache, namespace=namespace)
     if wants_json(context):
@@ -110,15 +110,6 @@ def delete(
         raise EntryNotFound(f"there is no value for key {terminal.visible(key)}, or it has expired")
     else:
         print(f"deleted {len(value)} bytes of {terminal.visible(key)}")
-
-
-def _milliseconds(text: str) -> int:
-    from penstock.units import parse_duration_ms
-
-    try:
-        return parse_duration_ms(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--ttl") from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib
+import importlib.util
 import os
 import re
 import resource
@@ -290,6 +290,29 @@ def flush(data_dir: Path, measure: Callable[[Path], list[float]] = flush_latenci
         advice = 'single records will wait this long: use a faster disk, more in flight, or durability = "interval:<ms>" per topic'
         return Finding("disk flush", "warn", found, advice)
     return Finding("disk flush", "ok", found)
+
+
+def pipeline(name: str, file: Path, password_file: Path | None = None) -> Finding:
+    """Whether a pipeline that the configuration declares could be started here, as far as its file and what is installed tell."""
+    from penstock.spark.pipelines.model import load_pipeline
+
+    check = f"pipeline {name}"
+    missing = [each for each in ("deltalake", "pyarrow", "pyspark") if importlib.util.find_spec(each) is None]
+    if missing:
+        return Finding(check, "fail", f"{missing[0]} is not installed", 'run: pip install "penstock[spark]"')
+    try:
+        described = load_pipeline(file)
+    except ConfigError as error:
+        return Finding(
+            check, "fail", "; ".join(str(error).splitlines()), f"correct it, then: penstock pipeline run {file}"
+        )
+    if described.name != name:
+        advice = "make the names under [[pipelines]] and in the file equal"
+        return Finding(check, "fail", f"{file} describes pipeline {described.name}", advice)
+    if described.connection.user is not None and (password_file is None or not os.access(password_file, os.R_OK)):
+        advice = f"set password_file under [[pipelines]] to a file with the password of {described.connection.user}"
+        return Finding(check, "fail", f"{password_file or 'no password_file'} cannot be read", advice)
+    return Finding(check, "ok", str(file))
 
 
 def kafka(settings: KafkaSettings, record_bytes_max: int) -> list[Finding]:

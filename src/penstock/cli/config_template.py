@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from penstock.config import Config, Tls, Topic
+from penstock.config import Config, Pipeline, Tls, Topic
 from penstock.config.listeners import FujinAlias
 from penstock.config.model import Cluster, ClusterTls
 from penstock.docstrings import field_docs
@@ -23,7 +23,7 @@ from penstock.log.kafka.settings import KafkaSasl, KafkaTls
 from penstock.units import format_setting, format_size
 
 COLUMNS = 98
-REPEATED = (Topic, FujinAlias)
+REPEATED = (Topic, Pipeline, FujinAlias)
 """Sections of which a file may have several; environment variables do not reach into them."""
 HEAD = """\
 # Configuration of a Penstock broker. Start it with: penstock serve --config FILE
@@ -47,15 +47,19 @@ OPTIONAL: dict[type[BaseModel], dict[str, str]] = {
     ClusterTls: {"cert": "node1.pem", "key": "node1.key", "ca": "nodes-ca.pem"},
 }
 """Sections that change something by being there, and what their settings look like."""
-TOPIC_EXAMPLE = {"name": '"orders"', "partitions": "3", "durability": '"fsync"', "retention_ms": '"7d"'}
+EXAMPLES: dict[type[BaseModel], dict[str, str]] = {
+    Topic: {"name": '"orders"', "partitions": "3", "durability": '"fsync"', "retention_ms": '"7d"'},
+    Pipeline: {"name": '"sales"', "file": '"sales.toml"', "password_file": '"sales.password"'},
+}
+"""Sections that stand for one of several things each, and what one of them looks like."""
 
 
 def render() -> str:
     """Return the whole file."""
     blocks = [HEAD]
     for path, kind in sections(Config):
-        if kind is Topic:
-            blocks.append(_topic())
+        if kind in EXAMPLES:
+            blocks.append(_example(path, kind))
         elif kind not in REPEATED:
             blocks.append(_section(path, kind))
     return "\n".join(blocks)
@@ -78,21 +82,18 @@ def _section(path: str, kind: type[BaseModel]) -> str:
     return "\n".join(lines)
 
 
-def _topic() -> str:
-    lines = [*_comment(_about(Topic)), "# [[topics]]"]
-    for name, text in field_docs(Topic).items():
-        lines += _comment(text)
-        if name in TOPIC_EXAMPLE:
-            lines.append(f"# {name} = {TOPIC_EXAMPLE[name]}")
-        else:
-            lines.append(f"# {name} = {toml(name, _topic_default(name))}")
+def _example(path: str, kind: type[BaseModel]) -> str:
+    lines = [*_comment(_about(kind)), f"# [[{path}]]"]
+    for name, text in field_docs(kind).items():
+        example = EXAMPLES[kind].get(name)
+        lines += [*_comment(text), f"# {name} = {example or toml(name, _default(kind, name))}"]
     return "\n".join([*lines, ""])
 
 
-def _topic_default(name: str) -> Any:
-    """What a topic has that says nothing, which is what `[log]` says."""
-    default = Topic.model_fields[name].default
-    return getattr(Config().log, name, default) if default is None else default
+def _default(kind: type[BaseModel], name: str) -> Any:
+    """What it is if it is left out. Of a topic, that is what `[log]` says."""
+    default = kind.model_fields[name].default
+    return getattr(Config().log, name, default) if default is None and kind is Topic else default
 
 
 def _about(kind: type[BaseModel]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -26,13 +27,14 @@ def doctor(
     replication, in-sync bounds, leader election and message sizes. Each line
     says ok, warn or fail, and what to do. Exits with 1 if a check fails. If the
     broker of this configuration is running, its ports are recognized, and
-    whether it is ready is one of the checks.
+    whether it is ready is one of the checks. Pipelines that the configuration
+    declares are checked as far as that is possible without Spark.
 
     Examples:
     $ penstock doctor
     $ penstock doctor --config penstock.toml --data-dir /var/lib/penstock
     """
-    from penstock.cli.checks import ADMIN, UDP, all_checks, kafka
+    from penstock.cli.checks import ADMIN, UDP, all_checks, kafka, pipeline
     from penstock.config import QuicListener
 
     effective = config_from_flags(config, data_dir=data_dir)
@@ -50,7 +52,8 @@ def doctor(
         record_bytes_max = effective.limits.record_bytes_max
         cluster = partial(kafka, effective.kafka, record_bytes_max)
         checks = all_checks(effective.data_dir, binds, admin_tls=admin_tls, cluster=cluster)
-    for finding in checks:
+    declared = (pipeline(each.name, each.file, each.password_file) for each in effective.pipelines)
+    for finding in chain(checks, declared):
         findings.append(finding)
         if not machine_readable:
             status = terminal.style(finding.status.ljust(4), fg=COLOURS[finding.status], bold=True)

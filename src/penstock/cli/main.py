@@ -248,6 +248,16 @@ def command() -> Any:
     return typer.main.get_command(app)
 
 
+def _with_value(error: typer.TyperException) -> str:
+    """What is wrong with an argument, with its value: Typer says what it should be, and not what it is."""
+    from pydantic import ValidationError
+
+    message, cause = error.format_message(), error.__cause__
+    if isinstance(cause, ValidationError):
+        message = message.replace("Input should", f"{terminal.visible(str(cause.errors()[0]['input']))} should", 1)
+    return message
+
+
 def main(args: list[str] | None = None) -> NoReturn:
     """Run one command and end the process with its exit code."""
     _open_closed_streams()
@@ -257,7 +267,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     try:
         code = command()(args, prog_name="penstock", standalone_mode=False)
     except typer.TyperException as error:
-        message = error.format_message().rstrip(".")
+        message = _with_value(error).rstrip(".")
         if not message:  # a group without a command has shown its help
             sys.exit(error.exit_code)
         context = getattr(error, "ctx", None)

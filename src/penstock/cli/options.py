@@ -224,3 +224,15 @@ def config_from_flags(
         if all(problem.startswith("flag ") for problem in problems):
             raise typer.BadParameter("\n".join(problem.removeprefix("flag ") for problem in problems)) from None
         raise
+
+
+def duration_ms(text: str, flag: str) -> int:
+    """Parse a duration with its unit. Raises BadParameter that names the flag."""
+    from penstock.units import parse_duration_ms
+
+    try:
+        if text[-1:].isdecimal() and text.strip("0."):
+            raise ValueError(f"{text} has no unit: write {text}s or {text}ms")
+        return parse_duration_ms(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=flag) from None

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
-from penstock.cli.options import named_server, wants_json
+from penstock.cli.options import AdminOption, named_server, wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
@@ -178,6 +178,26 @@ def status(
         _print_all(pipelines)
     else:
         _print_one(pipelines[0])
+
+
+@app.command()
+def start(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's name.", show_default=False)],
+    admin: AdminOption = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until it runs.")] = False,
+) -> None:
+    """Have the broker start a pipeline on its own machine.
+
+    The configuration of the broker must declare it under [[pipelines]].
+    Needs the admin address, and an administrator.
+
+    Examples:
+    $ penstock pipeline start sales
+    """
+    from penstock.cli.pipeline_starting import start_pipeline
+
+    start_pipeline(context, name, admin, wait=not no_wait)
 
 
 @app.command()
@@ -451,16 +471,10 @@ def _time_ms(text: str | None, flag: str) -> int | None:
     if text is None:
         return None
     import time
-    from datetime import datetime
 
-    from penstock.cli.positions import parse_position
+    from penstock.cli.positions import parse_time
 
-    position = parse_position(text, int(time.time() * 1000), flag=flag)
-    if not isinstance(position, datetime):
-        raise typer.BadParameter(
-            f"{text} is not a time: use one such as 2026-01-31T08:00, or how long ago, such as -10m", param_hint=flag
-        )
-    return int(position.timestamp() * 1000)
+    return int(parse_time(text, int(time.time() * 1000), flag=flag).timestamp() * 1000)
 
 
 def batch_time(batch_ms: int) -> str:

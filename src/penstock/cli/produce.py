@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_schema, complete_topic, connected
-from penstock.cli.options import wants_json
+from penstock.cli.options import duration_ms, wants_json
 
 if TYPE_CHECKING:
     from penstock.cli.lines import ProducedRecord
@@ -199,7 +199,8 @@ def produce(
     json_lines = as_json and value is None and not null
     if json_lines and (key is not None or key_separator is not None or whole):
         raise typer.BadParameter("with --json the keys are in the lines: leave out --key, --key-separator and --whole")
-    delay_s, ttl_s = _seconds("--delay", delay), _seconds("--ttl", ttl)
+    delay_s = None if delay is None else duration_ms(delay, "--delay") / 1000
+    ttl_s = None if ttl is None else duration_ms(ttl, "--ttl") / 1000
     if delay_s and schema is not None:
         raise typer.BadParameter("--schema does not go with --delay: hold the topic to it with penstock schema bind")
     stored = Delayed(delay_s, ttl_s) if delay_s else Stored(ttl_s, schema)
@@ -228,18 +229,6 @@ def _header(text: str) -> tuple[str, bytes]:
     if not equals or not name:
         raise typer.BadParameter(f"--header {text}: write it as NAME=VALUE, as in --header trace=ab12")
     return name, value.encode(errors="surrogateescape")
-
-
-def _seconds(flag: str, text: str | None) -> float | None:
-    from penstock.errors import InvalidRequest
-    from penstock.units import parse_duration_ms
-
-    if text is None:
-        return None
-    try:
-        return parse_duration_ms(text) / 1000
-    except (ValueError, InvalidRequest) as error:
-        raise typer.BadParameter(f"{flag} {text}: {error}") from None
 
 
 def _separator(text: str) -> bytes:

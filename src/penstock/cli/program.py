@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -34,10 +35,29 @@ class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         print(help_text(self, ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _named(ctx):
+            return super().parse_args(ctx, args)
+
 
 class Group(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         print(help_text(self, ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _named(ctx):
+            return super().parse_args(ctx, args)
+
+
+@contextmanager
+def _named(ctx: Any) -> Iterator[None]:
+    """Note the command in what is raised about its arguments: Typer's parser does not."""
+    try:
+        yield
+    except typer.TyperException as error:
+        if getattr(error, "ctx", ctx) is None:
+            error.ctx = ctx  # type: ignore[attr-defined]
+        raise
 
 
 class Program(typer.Typer):

@@ -55,6 +55,10 @@ def move(
 
     if (to is None) == (shift is None):
         raise typer.BadParameter("give a position with --to, or a number of records with --shift")
+    if to is not None and to[:1] == "-" and to[1:].isdecimal():
+        raise typer.BadParameter(
+            f"{to} is not a position: to go back {to[1:]} records, use --shift {to}", param_hint="--to"
+        )
     position = None if to is None else parse_position(to, time.time_ns() // 1_000_000, flag="--to")
     where = f"partition {partition} of topic {topic}" if partition is not None else f"topic {topic}"
     wanted = f"to {to}" if shift is None else f"by {shift} records"

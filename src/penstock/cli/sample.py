@@ -16,12 +16,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.cli.admin_access import AdminAccess
-from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired, ProtocolViolation, Unreachable
+from penstock.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    AuthenticationRequired,
+    ConfigError,
+    EntryNotFound,
+    LimitExceeded,
+    PenstockError,
+    PipelineRunning,
+    ProtocolViolation,
+    ShuttingDown,
+    Unreachable,
+)
 from penstock.names import is_internal
 
 TIMEOUT_S = 5.0
 BODY_BYTES_MAX = 64 << 20
 PREFIX = "penstock_"
+REFUSALS: tuple[type[PenstockError], ...] = (EntryNotFound, PipelineRunning, LimitExceeded, ConfigError, ShuttingDown)
+"""What the address refuses requests with, beside missing rights."""
 
 
 @dataclass(slots=True)
@@ -100,33 +114,34 @@ class Sample:
 def fetch(url: str, access: AdminAccess | None = None, clock: Callable[[], float] = time.monotonic) -> Sample:
     """Ask an admin address. Raises Unreachable, ProtocolViolation where what answers is not Penstock's, AuthenticationRequired."""
     access = access or AdminAccess()
-    readiness = _parsed_json(url, _get(f"{url}/readyz", access))
+    readiness = _parsed_json(url, answer(f"{url}/readyz", access))
     sample = Sample(clock(), bool(readiness["ready"]), str(readiness.get("state", "?")), list(_problems(readiness)))
-    _fill(sample, _get(f"{url}/metrics", access).decode("utf-8", "replace"))
+    _fill(sample, answer(f"{url}/metrics", access).decode("utf-8", "replace"))
     if not sample.version:
         raise ProtocolViolation(f"{url} is not the admin address of a Penstock broker: name it with --admin")
     return sample
 
 
-def _get(url: str, access: AdminAccess) -> bytes:
+def answer(url: str, access: AdminAccess, method: str = "GET") -> bytes:
+    """Return what the admin address answers, after a login if it asks for one. Raises Unreachable, and what the broker refuses with."""
     try:
-        return _answer(url, access)
+        return _answer(url, access, method)
     except AuthenticationRequired:
         access.log_in(url)
-        return _answer(url, access)
+        return _answer(url, access, method)
 
 
-def _answer(url: str, access: AdminAccess) -> bytes:
+def _answer(url: str, access: AdminAccess, method: str) -> bytes:
     try:
-        with access.opener(url).open(access.request(url), timeout=TIMEOUT_S) as response:
+        with access.opener(url).open(access.request(url, method), timeout=TIMEOUT_S) as response:
             return _body(url, response)
     except urllib.error.HTTPError as error:
         with error:
             body = _body(url, error)
-        if error.code == http.client.SERVICE_UNAVAILABLE:  # how /readyz says no
-            return body
         if b"urn:penstock:" in body:
             raise _refusal(error.code, body, access) from None
+        if error.code == http.client.SERVICE_UNAVAILABLE:  # how /readyz says no
+            return body
         raise ProtocolViolation(
             f"{url} answers {error.code} {error.reason}: name the admin address with --admin"
         ) from None
@@ -144,16 +159,15 @@ def _answer(url: str, access: AdminAccess) -> bytes:
         ) from None
 
 
-def _refusal(
-    code: int, body: bytes, access: AdminAccess
-) -> AuthenticationRequired | AuthenticationFailed | AccessDenied:
+def _refusal(status: int, body: bytes, access: AdminAccess) -> PenstockError:
     try:
-        detail = str(json.loads(body)["detail"])
+        problem = json.loads(body)
+        detail, code = str(problem["detail"]), str(problem["code"])
     except (ValueError, TypeError, KeyError):
-        detail = f"the admin address answers {code}"
-    if code == http.client.UNAUTHORIZED:
+        detail, code = f"the admin address answers {status}", ""
+    if status == http.client.UNAUTHORIZED:
         return AuthenticationFailed(detail) if access.logged_in else AuthenticationRequired(detail)
-    return AccessDenied(detail)
+    return next((kind for kind in REFUSALS if kind.code == code), AccessDenied)(detail)
 
 
 def _body(url: str, response: Any) -> bytes:

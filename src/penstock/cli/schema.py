@@ -337,7 +337,7 @@ def _name_and_version(reference: str) -> tuple[str, int | None]:
     name, colon, version = reference.partition(":")
     if not colon:
         return name, None
-    if not (version.isascii() and version.isdigit()) or not 1 <= int(version) < 1 << 32:
+    if not (version.isascii() and version.isdigit() and len(version) <= 10) or not 1 <= int(version) < 1 << 32:
         raise typer.BadParameter(f"{reference}: write NAME or NAME:VERSION, with a number from 1")
     return name, int(version)
 
@@ -352,9 +352,13 @@ def _bytes(file: Path | None) -> bytes:
 
 def _text(file: Path | None) -> str:
     try:
-        return _bytes(file).decode()
+        text = _bytes(file).decode()
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"the definition is not UTF-8 at byte {error.start}") from None
+    if not text.strip():
+        source = "standard input" if file is None or str(file) == "-" else str(file)
+        raise typer.BadParameter(f"{source} is empty: name the FILE with the definition, or write it to standard input")
+    return text
 
 
 def _as_json(schema: SchemaInfo) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from penstock.config.model import (
     Listeners,
     Log,
     Logging,
+    Pipeline,
     Subscriptions,
     Topic,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "Listeners",
     "Log",
     "Logging",
+    "Pipeline",
     "QuicListener",
     "RustLogListener",
     "Subscriptions",

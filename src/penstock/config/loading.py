@@ -34,6 +34,7 @@ OTHER_VARIABLES = frozenset(
         "PENSTOCK_CONTEXT",
         "PENSTOCK_NEW_PASSWORD",
         "PENSTOCK_PASSWORD",
+        "PENSTOCK_RUN",
         "PENSTOCK_SERVER",
     }
 )

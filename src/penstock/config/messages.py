@@ -114,6 +114,8 @@ def _problem(path: Path, problem: Mapping[str, Any]) -> str:
             return f'{shown} is not a text: write it between quotes, as in {key} = "..."'
         case "string_too_short" | "too_short":
             return f"{key} is empty: give it a value"
+        case "too_long" if isinstance(given, list):
+            return f"{key} has too many entries: at most {context['max_length']}"
         case "string_too_long" | "too_long":
             return f"{key} is too long: at most {context['max_length']} characters"
         case "list_type":

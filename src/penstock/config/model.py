@@ -35,6 +35,7 @@ from penstock.config.values import (
     HttpUrl,
     OptionalDurationMs,
     OptionalSize,
+    PipelineName,
     SegmentBytes,
     SegmentMs,
     TopicName,
@@ -43,6 +44,8 @@ from penstock.log.api import PARTITIONS_MAX, Durability, TopicConfig
 from penstock.log.kafka.settings import KafkaSettings
 from penstock.settings import DurationMs, Seconds, Section, Size
 from penstock.units import Address, is_loopback, parse_address
+
+PIPELINES_DECLARED_MAX = 100
 
 
 class Listeners(Section):
@@ -247,9 +250,26 @@ class Topic(Section):
         )
 
 
+class Pipeline(Section):
+    """`[[pipelines]]`: a Spark pipeline that administrators may start from the console and the admin API. It runs on the machine of the
+    broker, as the user of the broker: what is not declared here cannot be started."""
+
+    name: PipelineName
+    """The name of the pipeline, as in its file."""
+    file: ExpandedPath
+    """The file that describes it, as `penstock pipeline run` takes it."""
+    password_file: ExpandedPath | None = None
+    """A file with the password of the user that the pipeline file names under `[connection]`."""
+    autostart: bool = False
+    """Start it with the broker."""
+
+
 class Limits(BrokerLimits):
     """`[limits]`: bounds on requests of clients and on the memory they can occupy."""
 
+    # Each is Python and Java: about 1 GiB of memory, or what spark.driver.memory says.
+    pipeline_processes_max: int = Field(4, ge=1, le=64)
+    """Pipelines of `[[pipelines]]` that run at the same time. Each is a Spark driver on the machine of the broker."""
     in_flight_bytes_max: Size = Field(16 << 20, ge=1 << 16)
     """Requests of one connection that are in flight. Above it the connection is not read (back-pressure)."""
     in_flight_total_bytes_max: Size = Field(256 << 20, ge=1 << 20)
@@ -337,6 +357,7 @@ class Config(BaseSettings):
     logging: Logging = Logging()
     otel: Otel = Otel()
     topics: list[Topic] = []
+    pipelines: list[Pipeline] = Field([], max_length=PIPELINES_DECLARED_MAX)
 
     _given: dict[str, str] | None = PrivateAttr(None)
 
@@ -382,11 +403,14 @@ class Config(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _topics_are_named_once(self) -> Config:
-        names = [topic.name for topic in self.topics]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"topics names {name!r} more than once: keep one of them")
+    def _names_are_given_once(self) -> Config:
+        for key, names in (
+            ("topics", [topic.name for topic in self.topics]),
+            ("pipelines", [pipeline.name for pipeline in self.pipelines]),
+        ):
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"{key} names {name!r} more than once: keep one of them")
         return self
 
     @model_validator(mode="after")

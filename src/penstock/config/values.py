@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ from penstock.settings import DurationMs, Size
 from penstock.units import parse_address
 
 FOREVER = "forever"
+_PIPELINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Also the name of a file: that of its log."""
 
 
 def _durability(text: object) -> str:
@@ -43,6 +46,14 @@ def _group_name(name: str) -> str:
         validate_group_name(name, NAME_BYTES_MAX)
     except InvalidRequest as error:
         raise ValueError(str(error)) from None
+    return name
+
+
+def _pipeline_name(name: str) -> str:
+    if not _PIPELINE_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not the name of a pipeline: use letters, digits, '.', '_' and '-', at most 100, as in the pipeline file"
+        )
     return name
 
 
@@ -75,4 +86,5 @@ TopicName = Annotated[str, Field(min_length=1), AfterValidator(_topic_name)]
 GroupName = Annotated[str, Field(min_length=1), AfterValidator(_group_name)]
 ApiKey = Annotated[SecretStr, Field(min_length=1, max_length=1024)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+PipelineName = Annotated[str, AfterValidator(_pipeline_name)]
 FelixName = Annotated[str, Field(min_length=1, max_length=200, pattern="^[^/]+$")]

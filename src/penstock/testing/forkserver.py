@@ -21,8 +21,10 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from select import select
+from contextlib import suppress
+from select import POLLIN, poll
 from typing import Final
 
 import msgspec
@@ -46,7 +48,8 @@ class ForkedProcess:
 
     def __init__(self, stdout: int, status: int) -> None:
         self.stdout = os.fdopen(stdout, encoding="utf-8", errors="replace")
-        self._status = os.fdopen(status, "rb", buffering=0)
+        self._status = status
+        weakref.finalize(self, os.close, status)
         self._lock = threading.Lock()
         self.returncode: int | None = None
         self.pid = self._number()
@@ -64,26 +67,30 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and the fork server is about to say so
+                os.kill(self.pid, number)
 
     def _wait(self, timeout_s: float) -> int | None:
-        with self._lock:
-            if self.returncode is None and select([self._status], [], [], timeout_s)[0]:
-                self.returncode = self._number()
-                self._status.close()
-            return self.returncode
+        # Not under the lock: one thread may end what another waits for. Not by select, which takes no descriptor above 1023.
+        ended = poll()
+        ended.register(self._status, POLLIN)
+        if self.returncode is None and ended.poll(timeout_s * 1000):
+            with self._lock:
+                if self.returncode is None:
+                    self.returncode = self._number()
+        return self.returncode
 
     def _number(self) -> int:
-        data = self._status.read(_NUMBER.size)
+        data = os.read(self._status, _NUMBER.size)
         if not data:
-            self._status.close()
             raise ChildProcessError("the fork server has ended, so nothing is known of its children")
         number: int = _NUMBER.unpack(data)[0]
         return number
 
 
 class ForkServer:
-    """A process that starts others by fork, itself started with the first of them. It ends with `close` or with this process."""
+    """A process that starts others by fork, itself started with the first of them. It ends with `close` or with this process. If it is
+    killed, the next start is that of another one."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         """`preload` are modules to import before the first fork."""
@@ -98,7 +105,7 @@ class ForkServer:
         stdout, child_stdout = os.pipe()
         status, child_status = os.pipe()
         try:
-            socket.send_fds(self._connected(), [request], [child_stdout, child_status])
+            self._send(request, [child_stdout, child_status])
         except BaseException:
             os.close(stdout)
             os.close(status)
@@ -114,6 +121,13 @@ class ForkServer:
                 self._control.close()
                 self._process.wait()
                 self._control = self._process = None
+
+    def _send(self, request: bytes, descriptors: list[int]) -> None:
+        try:
+            socket.send_fds(self._connected(), [request], descriptors)
+        except ConnectionError:  # the server was killed
+            self.close()
+            socket.send_fds(self._connected(), [request], descriptors)
 
     def _connected(self) -> socket.socket:
         with self._lock:

@@ -1,8 +1,9 @@
-"""Pipelines over the API: as they reported, their last hour, and a stop that is asked for."""
+"""Pipelines over the API: as they reported, their last hour, who may start one, and a stop that is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from penstock.admin import history
 from penstock.broker.access.checks import SYSTEM, Principal
 from penstock.broker.pipelines import LAG_UNKNOWN, Report, Stage
 from tests.admin.api.asking import LOGIN_REQUIRED, Asking, asking, new_key, on_loop
+from tests.admin.launching import await_end, declared, process_of, silent_server, write_file
 
 
 @pytest.fixture
@@ -73,3 +75,44 @@ def test_a_pipeline_is_asked_to_stop_by_its_owner_or_an_administrator(ask: Askin
         assert report(ask, 3, 1, by=owner)
     assert keys["root"].ok("GET", "/pipelines")[0]["stopping"] is True
     assert keys["root"]("POST", "/pipelines/none/stop").code == "entry_not_found"
+    assert "pipeline.stop" in [each["type"] for each in keys["root"].ok("GET", "/audit")["events"]]
+
+
+@pytest.mark.timeout(180)
+def test_administrators_alone_start_a_pipeline_and_the_audit_trail_says_who(tmp_path: Path) -> None:
+    with (
+        silent_server() as silent,
+        asking(listeners=LOGIN_REQUIRED, pipelines=declared(tmp_path, "shop")) as ask,
+    ):
+        file = write_file(tmp_path, "shop", silent.address)
+        reader, root = (
+            ask.with_key(new_key(ask.broker, name, role)) for name, role in (("reader", "consumer"), ("root", "admin"))
+        )
+        [seen] = reader.ok("GET", "/pipelines")
+        assert (seen["state"], seen["startable"]) == ("declared", False)
+        assert ask("POST", "/pipelines/shop/start").code == "authentication_required"
+        for path in ("/pipelines/shop/start", "/pipelines/shop/log"):
+            assert reader("GET" if path.endswith("log") else "POST", path).code == "access_denied"
+
+        login = ask("POST", "/session", {"key": new_key(ask.broker, "browser", "admin")})
+        session = ask.with_headers(cookie=login.headers["set-cookie"].partition(";")[0])
+        assert session("POST", "/pipelines/shop/start").code == "access_denied", "without the session's CSRF token"
+        assert session("POST", "/pipelines/shop/start", origin="http://elsewhere").code == "cross_origin"
+        assert root.ok("GET", "/pipelines")[0]["state"] == "declared"
+
+        answer = session("POST", "/pipelines/shop/start", x_csrf_token=login.json["csrf_token"])
+        assert (answer.status, answer.json["state"], answer.json["startable"]) == (202, "starting", True)
+        assert answer.json["process"]["pid"] == process_of(ask.broker, "shop").pid
+        [started] = [each for each in root.ok("GET", "/audit")["events"] if each["type"] == "pipeline.start"]
+        assert (started["user"], started["resource"], started["details"]) == (
+            "key:browser",
+            "shop",
+            {"file": str(file)},
+        )
+
+        assert reader("POST", "/pipelines/shop/stop").code == "access_denied", "it has not reported, so it has no owner"
+        assert root.ok("POST", "/pipelines/shop/stop") == {"asked": True}
+        await_end(ask.broker, "shop")
+        assert root.ok("GET", "/pipelines")[0]["state"] == "stopped"
+        assert root("POST", "/pipelines/shop/stop").code == "entry_not_found"
+        assert sum(each["type"] == "pipeline.stop" for each in root.ok("GET", "/audit")["events"]) == 1

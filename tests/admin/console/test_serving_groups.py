@@ -26,8 +26,14 @@ def test_a_group_is_reset_as_its_preview_says(chromium: Browser, ask: Asking) ->
     on_loop(ask.broker, committing())
     with at(chromium, ask.broker, "/groups") as page:
         page.get_by_role("link", name="billing").click()
+        page.get_by_label("Continue at").select_option("time")
+        page.get_by_role("button", name="Preview").click()
+        expect(page.get_by_role("alert")).to_have_text("Give a time.")
         page.get_by_label("Continue at").select_option("shift")
+        page.get_by_role("button", name="Preview").click()
+        expect(page.get_by_role("button", name="Reset the group")).to_be_visible()
         page.get_by_label("Records, negative for back").fill("-3")
+        expect(page.get_by_role("button", name="Reset the group")).to_have_count(0)
         page.get_by_role("button", name="Preview").click()
         preview = page.get_by_role("table", name="What the reset would change")
         expect(preview.locator("tbody tr")).to_have_text("041-3")
@@ -60,6 +66,7 @@ def test_a_subscription_without_a_name_is_reset_as_its_preview_says_and_deleted(
 
         page.get_by_role("button", name="Delete", exact=True).click()
         dialog_of(page, "Delete", **{f"Type {name} to confirm": name})
+        expect(page).to_have_url(re.compile("/console/groups$"))
         expect(page.get_by_role("link", name=name, exact=True)).to_have_count(0)
     assert subscription.deleted
 

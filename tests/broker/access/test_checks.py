@@ -344,6 +344,11 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         lambda b, who, t: b.pipelines.report(who, "p", Report("run", 1, "running", "", [])),
     ),
     "pipelines.reported": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.pipelines.reported(who)),
+    "pipelines.note_end": (
+        Operation.ADMIN,
+        WHOLE,
+        lambda b, who, t: b.pipelines.note_end(who, "gone", "run", "failed", ""),
+    ),
     "pipelines.stop": (
         Operation.READ,
         WHOLE,

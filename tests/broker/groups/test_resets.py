@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from penstock.broker.access.checks import ANONYMOUS, SYSTEM
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.subscription import Subscription
 from penstock.broker.groups.resets import ResetTarget, parse_mode
-from penstock.errors import GroupNotFound, InvalidRequest, PartitionNotFound, TopicNotFound
+from penstock.errors import GroupNotFound, InvalidRequest, NoSpace, PartitionNotFound, TopicNotFound
 from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
+from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
 from tests.broker.subscribing import a_broker, ack, durable, subscribe, take, take_values
 
@@ -36,6 +38,15 @@ async def filled(broker: Broker, *, partitions: int = 1, name: str = "jobs") -> 
         broker._clock.advance(1)  # type: ignore[attr-defined]
         for partition in range(partitions):
             await produce(broker, "orders", [value], partition=partition)
+    return subscription
+
+
+async def with_one_acknowledged(broker: Broker) -> Subscription:
+    subscription = await filled(broker)
+    first = await take(broker, subscription)
+    assert first is not None
+    assert ack(broker, subscription, first.tag)
+    await durable(broker)
     return subscription
 
 
@@ -125,7 +136,7 @@ async def test_a_subscription_without_a_name_is_known_by_its_number(broker: Brok
     assert await take_values(broker, subscription) == VALUES
     await reset(broker, EARLIEST, name=f"#{subscription.id}")
     assert await take_values(broker, subscription) == VALUES
-    for name in ("#", "#x", "#99", f"#0{subscription.id}", str(subscription.id), ""):
+    for name in ("#", "#x", "#99", f"#0{subscription.id}", str(subscription.id), "", "#" + "9" * 5000, "#\u0661"):
         with pytest.raises(GroupNotFound):
             await broker.resets.reset_subscription(ANONYMOUS, "orders", name, EARLIEST)
 
@@ -158,7 +169,7 @@ async def test_records_that_wait_to_become_dead_letters_are_not_forgotten(broker
 
 async def test_what_does_not_exist_is_said(broker: Broker) -> None:
     await filled(broker)
-    with pytest.raises(GroupNotFound, match="topic orders has no subscription nobody"):
+    with pytest.raises(GroupNotFound, match="subscription not found: nobody in topic orders"):
         await broker.resets.reset_subscription(ANONYMOUS, "orders", "nobody", EARLIEST)
     with pytest.raises(GroupNotFound):
         await broker.resets.reset_subscription(ANONYMOUS, "other", "jobs", EARLIEST)
@@ -172,11 +183,59 @@ async def test_what_does_not_exist_is_said(broker: Broker) -> None:
         parse_mode("sideways")
 
 
+@pytest.mark.parametrize("preview", [True, False])
+async def test_a_group_is_not_created_where_a_subscription_of_its_name_was_meant(broker: Broker, preview: bool) -> None:
+    await filled(broker)
+    with pytest.raises(InvalidRequest, match=r"jobs is a subscription .* move it with penstock subscription reset"):
+        await broker.resets.reset_group(ANONYMOUS, "orders", "jobs", EARLIEST, preview=preview)
+    await broker.commit_offset(ANONYMOUS, "orders", "jobs", 0, 2)
+    [move] = await broker.resets.reset_group(ANONYMOUS, "orders", "jobs", ResetTarget("latest"), preview=preview)
+    assert move.before == 2
+
+
 async def test_a_subscription_that_is_deleted_meanwhile_is_not_reset(broker: Broker) -> None:
     subscription = await filled(broker)
     await broker.delete_group(SYSTEM, "jobs")
     with pytest.raises(GroupNotFound):
         await broker.subscriptions.move(subscription, {0: 0})
+
+
+@pytest.mark.embedded
+async def test_nothing_is_delivered_while_a_reset_is_stored(tmp_path: Path, clock: ManualClock) -> None:
+    disk = FaultyDisk()
+    async with a_broker(tmp_path / "d", clock, disk=disk) as broker:
+        subscription = await with_one_acknowledged(broker)
+        woken: list[bool] = []
+        with disk.fsync_held() as held:
+            resetting = asyncio.create_task(
+                broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", ResetTarget("shift", 2))
+            )
+            await asyncio.to_thread(held.wait)
+            assert await take(broker, subscription) is None
+            subscription.watch(lambda: woken.append(True))
+        await resetting
+        assert woken
+        assert await take_values(broker, subscription) == VALUES[3:]
+
+
+@pytest.mark.embedded
+async def test_a_reset_that_cannot_be_stored_changes_nothing(tmp_path: Path, clock: ManualClock) -> None:
+    disk = FaultyDisk()
+    async with a_broker(tmp_path / "d", clock, disk=disk) as broker:
+        subscription = await with_one_acknowledged(broker)
+        disk.disk_full()
+        with pytest.raises(NoSpace):
+            await broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", EARLIEST)
+        disk.disk_full_off()
+        assert await take_values(broker, subscription) == VALUES[1:]
+
+
+@pytest.mark.parametrize("preview", [True, False])
+async def test_a_preview_refuses_what_the_reset_would(broker: Broker, preview: bool) -> None:
+    await filled(broker)
+    for group in ("g\0", "", "g" * 1000):
+        with pytest.raises(InvalidRequest, match="group name"):
+            await broker.resets.reset_group(ANONYMOUS, "orders", group, EARLIEST, preview=preview)
 
 
 async def test_a_reset_is_in_the_audit_trail_and_a_preview_is_not(broker: Broker) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ async def stored(broker: Broker, topic: str = "orders", partitions: int = 3) -> 
     return [await read_values(broker.partition(ANONYMOUS, topic, index)) for index in range(partitions)]
 
 
+@pytest.mark.dense
 async def test_a_request_that_is_sent_again_is_stored_once_and_gets_the_same_answer(orders: Broker) -> None:
     client = await client_of(orders)
     request = client.request("orders", [b"a", b"b", b"c", b"d"], [None, b"k", None, b"k"])
@@ -223,6 +226,21 @@ async def test_without_fsync_what_is_sent_again_after_a_restart_is_refused_if_it
         assert {*await house.values("orders"), *await house.values("orders", 1)} == {b"a", b"b", b"c", b"d"}
 
 
+@pytest.mark.parametrize("failures", [(errno.ENOSPC, errno.EIO), (errno.EIO, errno.ENOSPC)])
+async def test_what_one_partition_refuses_is_not_said_of_another_whose_outcome_is_unknown(
+    house: House, failures: tuple[int, int]
+) -> None:
+    async with house:
+        await house.topic("orders", durability=Durability.parse("none"), partitions=2)
+        client = await client_of(house.broker)
+        request = client.request("orders", [b"a", b"b"])
+        for failure in failures:
+            house.disk.fail_next_write(failure)
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknown):
+                await client.send(house.broker, request)
+
+
 async def test_a_topic_that_was_deleted_and_made_again_does_not_get_the_records_again(orders: Broker) -> None:
     client = await client_of(orders)
     request = client.request("orders", [b"a"])
@@ -266,6 +284,41 @@ async def test_the_producer_that_was_silent_for_longest_is_forgotten_first(tmp_p
             await house.restart()
         await three.send(house.broker, three.request("orders", [b"y"]))
         assert await house.values("orders") == [b"x", b"x", b"y"]
+
+
+async def test_who_registers_many_producers_loses_their_own(tmp_path: Path, clock: ManualClock) -> None:
+    greedy = Principal("greedy", trusted=True)
+    async with limited(tmp_path, clock, producers_max=4) as house:
+        await house.topic("orders")
+        modest = [await client_of(house.broker) for _ in range(2)]
+        requests = [client.request("orders", [b"x"]) for client in modest]
+        for _ in range(2):
+            many = [await client_of(house.broker, greedy) for _ in range(10)]
+            assert len(house.broker.producers) == 4
+            for client, request in zip(modest, requests, strict=True):
+                await client.send(house.broker, request)
+            with pytest.raises(UnknownProducer):
+                await many[0].send(house.broker, many[0].request("orders", [b"y"]))
+            await many[-1].send(house.broker, many[-1].request("orders", [b"y"]))
+            await house.restart()
+        assert Counter(await house.values("orders")) == {b"x": 2, b"y": 2}
+
+
+async def test_whose_answers_take_the_most_loses_their_own(tmp_path: Path, clock: ManualClock) -> None:
+    greedy = Principal("greedy", trusted=True)
+    async with limited(tmp_path, clock, producers_bytes_max=2500) as house:
+        await house.topic("orders")
+        modest = await client_of(house.broker)
+        request = modest.request("orders", [b"x"])
+        await modest.send(house.broker, request)
+        for _ in range(3):
+            client = await client_of(house.broker, greedy)
+            for number in range(10):
+                await client.send(house.broker, client.request("orders", [b"%d" % number]))
+                assert house.broker.producers.size_bytes <= 2500
+        assert house.broker.producers.stats.forgotten > 0
+        await modest.send(house.broker, request)
+        assert (await house.values("orders")).count(b"x") == 1
 
 
 async def test_an_idle_producer_is_forgotten_in_time(tmp_path: Path, clock: ManualClock) -> None:

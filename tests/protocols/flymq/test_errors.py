@@ -28,6 +28,7 @@ NEVER_ANSWERED = {
     errors.ConfigError,  # keep a broker from starting, or a Spark session
     errors.JavaMissing,
     errors.DataDirectoryInUse,
+    errors.PipelineRunning,  # told by the admin API
     errors.UnsupportedFormat,
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.pipelines import RUN_VARIABLE
 from penstock.errors import ConfigError
 from penstock.protocols.flymq.operations.spark import PipelineReport
 from penstock.protocols.flymq.sync import FlyMQClient
@@ -37,6 +38,7 @@ def test_a_pipeline_of_another_directory_is_refused_while_one_of_the_name_runs(
     here, there = pipeline(tmp_path / "a"), pipeline(tmp_path / "b")
     run = new_run(here)
     assert run != new_run(here)
+    assert new_run(here, {RUN_VARIABLE: "chosen"}) == f"{run.partition('.')[0]}.chosen"
     report(client, run)
     refuse_other_pipeline(here, client)
     with pytest.raises(ConfigError, match="another pipeline named sales is running, with another directory"):

@@ -174,7 +174,7 @@ async def get_subscription(call: Call) -> Subscription:
     topic, name = call.path["topic"], call.path["subscription"]
     page = await call.broker.monitoring.subscriptions(call.principal, Filter(name, topic))
     if not page.items:
-        raise GroupNotFound(f"topic {topic} has no subscription {name}")
+        raise GroupNotFound(f"subscription not found: {name} in topic {topic}")
     return _subscription(page.items[0])
 
 

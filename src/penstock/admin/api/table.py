@@ -19,6 +19,7 @@ from penstock.admin.api.logins import Caller, Logins
 from penstock.admin.figures import Sources
 from penstock.admin.history import History
 from penstock.admin.inspector import Inspector
+from penstock.admin.launcher import Launcher
 from penstock.broker.access.checks import Declaration, Principal
 from penstock.broker.broker import Broker
 from penstock.clock import Clock
@@ -61,6 +62,7 @@ class Surroundings:
     history: History
     alerts: Alerts
     inspector: Inspector
+    launcher: Launcher
 
 
 @dataclass(slots=True)

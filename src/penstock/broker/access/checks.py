@@ -15,7 +15,7 @@ What each operation stands for:
     DESCRIBE  that a topic exists and how it is stored; a schema, and whether a record fits it
     CREATE    a topic with settings of one's own, among them its schema; altering them, adding partitions; a version of a schema
     DELETE    a topic with its records, or its oldest records; a schema
-    ADMIN     somebody else's groups; users, roles and ACLs; the audit trail; snapshots of the whole log
+    ADMIN     somebody else's groups; users, roles and ACLs; the audit trail; snapshots of the whole log; starting pipelines
 
 A principal is a user, proved by a password or a certificate, or somebody to whom a listener grants roles itself. One whose listener
 asks nobody who they are is `trusted`: everything is allowed to it. One that has not said who it is yet has no name.

@@ -141,6 +141,7 @@ class Subscription:
         "dead_letters",
         "deleted",
         "id",
+        "is_moving",
         "name",
         "owner",
         "policy",
@@ -172,6 +173,8 @@ class Subscription:
         self.owner = stored.owner
         self.used_s = 0.0
         self.deleted = False
+        self.is_moving = False
+        """A reset is being stored: until it is, nothing is delivered, because that would be forgotten."""
         self.taken_back = 0
         """Deliveries whose time was over, or that a reset has forgotten, ever."""
         self.redeliveries = 0
@@ -217,6 +220,8 @@ class Subscription:
 
     def take(self, now_ms: int) -> Delivery | NotInMemory | None:
         """The next record, None where there is none to deliver now. Raises CorruptBlock, and TopicNotFound once that is gone."""
+        if self.is_moving:
+            return None
         self.release_due(now_ms)
         while self._waiting:
             found = self._take_again(now_ms)
@@ -424,7 +429,6 @@ class Subscription:
             cursor = stored.cursors[index]
             self._cursors[index] = Cursor(self._cursors[index].handle, cursor.start, cursor.read_to, 0, cursor.tag_base)
             self._tags.rebase(index, cursor.tag_base)
-        self.wake()
 
     def tag(self, index: int, offset: int) -> int:
         """The tag of a record, from its partition and offset."""

@@ -159,8 +159,13 @@ class SubscriptionWriter:
         async with self._state_write:
             check(subscription)
             moved = subscription.stored().moved(offsets)
-            await self._table.change([(subscription.id, moved)])
-            subscription.move(moved, offsets.keys())
+            subscription.is_moving = True
+            try:
+                await self._table.change([(subscription.id, moved)])
+                subscription.move(moved, offsets.keys())
+            finally:
+                subscription.is_moving = False
+                subscription.wake()
 
     # -- dead letters -----------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ FORGET_S: Final = 1.0
 DELETES_PER_APPEND_MAX: Final = 4096
 STATES_PER_APPEND_MAX: Final = 64
 """Stored at start; each takes up to 1 MiB."""
+NUMBER_CHARACTERS_MAX: Final = 20
+"""Of # and the number of a subscription, which is an int64."""
 _NUMBERS: Final = 0
 """The key of the entry that holds the next number, as the start of its only cursor: numbers are never given twice."""
 
@@ -309,17 +311,17 @@ class Subscriptions(Part):
     def find_in_topic(self, topic: str, name: str) -> Subscription:
         """Return the subscription of a topic by its name, or by # and its number. Raises GroupNotFound."""
         found = self._by_name.get((topic, name))
-        if found is None and name.startswith("#") and name[1:].isascii() and name[1:].isdigit():
+        if found is None and name.startswith("#") and len(name) <= NUMBER_CHARACTERS_MAX and name[1:].isdecimal():
             found = self._by_id.get(int(name[1:]))
         if found is None or found.topic != topic or name != group_name(found):
-            raise GroupNotFound(f"topic {topic} has no subscription {name}")
+            raise GroupNotFound(f"subscription not found: {name} in topic {topic}")
         return found
 
     def check_unused(self, subscription: Subscription) -> None:
         """Raise InvalidRequest if a subscription cannot be moved now, because of its readers or of what they have left."""
         name = group_name(subscription)
         if subscription.deleted:
-            raise GroupNotFound(f"topic {subscription.topic} has no subscription {name}")
+            raise GroupNotFound(f"subscription not found: {name} in topic {subscription.topic}")
         subscription.release_due(self._clock.now_ms())
         if subscription.watched or subscription.with_readers:
             raise InvalidRequest(

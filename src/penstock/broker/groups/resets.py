@@ -8,6 +8,7 @@ reads: members of a group would commit their own positions, and readers of a sub
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, Literal, NamedTuple, get_args
 
 from penstock.background import run_to_completion
@@ -77,11 +78,15 @@ class Resets(Part):
     ) -> list[Move]:
         """Move the committed offsets of a group in all partitions of a topic, or in one; a group that does not exist is created.
 
-        Raises InvalidRequest while members read the topic, TopicNotFound, PartitionNotFound.
+        Raises InvalidRequest while members read the topic, or if there is a subscription of this name but no group; TopicNotFound,
+        PartitionNotFound.
         """
         handles = await self._handles(topic, target, partition)
         moves = [await _move(handle, self._committed(topic, group, handle.index), target) for handle in handles]
+        for each in moves:
+            self._groups.check(OffsetKey(topic, group, each.partition), each.after)
         self._coordinator.check_unused(group, topic, "reset")
+        self._check_no_subscription(topic, group)
         if not preview:
             for at in range(0, len(moves), CHANGES_PER_APPEND_MAX):
                 chunk = moves[at : at + CHANGES_PER_APPEND_MAX]
@@ -127,6 +132,17 @@ class Resets(Part):
         handles = [self._engine.partition(topic, index) for index in wanted]
         await follow_all(handles)
         return handles
+
+    def _check_no_subscription(self, topic: str, group: str) -> None:
+        """Raises InvalidRequest if a group is about to be created that has the name of a subscription, which is what was meant."""
+        with suppress(GroupNotFound):
+            self._groups.describe(group, topic)
+            return
+        with suppress(GroupNotFound):
+            self._subscriptions.find_in_topic(topic, group)
+            raise InvalidRequest(
+                f"{group} is a subscription of topic {topic} and has no committed offsets: move it with penstock subscription reset"
+            )
 
     def _committed(self, topic: str, group: str, partition: int) -> int | None:
         try:

@@ -9,7 +9,8 @@ offsets are decided and may show in the table later (`LateBatch`). In a topic wi
 without. There the answer is kept in memory only, and a request that is sent again after a crash is refused if an earlier run of the
 broker may have stored it.
 
-What is kept is bounded: so many producers, so many bytes of answers. Beyond that, those whose last request is the oldest are forgotten.
+The number of producers and the bytes of their answers are bounded. Beyond either limit, the least recently used producers of the principal
+with the largest share are evicted (`shares`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import msgspec
 
 from penstock.broker.access.checks import Operation, Principal, on_broker, on_topic
 from penstock.broker.idempotence.sequences import IN_FLIGHT_MAX, Sequences, Verdict
+from penstock.broker.idempotence.shares import Shares
 from penstock.broker.idempotence.stored import (
     NOT_STORED,
     PRODUCER_SLOT,
@@ -140,6 +142,7 @@ class IdempotentProducers(Part):
         self._partition: Partition | None = None
         self._known: OrderedDict[bytes, _Producer] = OrderedDict()
         """By id, the one whose last request is the oldest first."""
+        self._shares = Shares(self._limits.producers_max, self._limits.producers_bytes_max)
         self._size_bytes = 0
         self._writes = 0
         self._drained: asyncio.Future[None] | None = None
@@ -162,6 +165,7 @@ class IdempotentProducers(Part):
             self._load(block, stray)
         for known in self._known.values():
             self._size_bytes += known.measure()
+            self._shares.add(known.owner, known.id, known.size_bytes)
         self._partition = partition
         self._delete(list(stray))
         self._forget_old()
@@ -215,6 +219,7 @@ class IdempotentProducers(Part):
             self._ended()
             if not isinstance(result, PenstockError):
                 self._known[producer_id] = _Producer(producer_id, principal.name, now_ms)
+                self._shares.add(principal.name, producer_id)
                 self.stats.registered += 1
                 self._forget_old()
             if registered.cancelled():
@@ -240,27 +245,29 @@ class IdempotentProducers(Part):
             )
         known.last_ms = now_ms
         self._known.move_to_end(producer_id)
+        self._shares.used(known.owner, producer_id)
         return known
 
     def _is_idle(self, known: _Producer, now_ms: int) -> bool:
         return now_ms - known.last_ms > self._limits.producers_idle_ms and not known.sequences.in_flight
 
     def _forget_old(self) -> None:
-        """Forget those that are idle or too many, the one that has not been heard of for longest first."""
+        """Forget those that are idle or too many."""
         limits, now_ms = self._limits, self._clock.now_ms()
         keys: list[bytes] = []
         while self._known and len(keys) < FORGOTTEN_PER_APPEND_MAX:
-            oldest = next(iter(self._known.values()))
-            if not (
-                len(self._known) > limits.producers_max
-                or (self._size_bytes > limits.producers_bytes_max and len(self._known) > 1)
-                or self._is_idle(oldest, now_ms)
-            ):
-                break
-            del self._known[oldest.id]
-            self._size_bytes -= oldest.size_bytes
+            gone = next(iter(self._known.values()))
+            if not self._is_idle(gone, now_ms):
+                if len(self._known) <= limits.producers_max and (
+                    self._size_bytes <= limits.producers_bytes_max or len(self._known) == 1
+                ):
+                    break
+                gone = self._known[self._shares.first_to_go(gone.owner)]
+            del self._known[gone.id]
+            self._shares.remove(gone.owner, gone.id, gone.size_bytes)
+            self._size_bytes -= gone.size_bytes
             self.stats.forgotten += 1
-            keys += oldest.keys()
+            keys += gone.keys()
         self._delete(keys)
 
     def _delete(self, keys: Sequence[bytes]) -> None:
@@ -386,7 +393,9 @@ class IdempotentProducers(Part):
         waiters = known.sequences.end(sequence, answer)
         self._ended()
         if self._known.get(known.id) is known:
-            self._size_bytes += known.measure()
+            grown_bytes = known.measure()
+            self._size_bytes += grown_bytes
+            self._shares.grown(known.owner, grown_bytes)
             oldest = next(iter(self._known.values()))
             if self._size_bytes > self._limits.producers_bytes_max or self._is_idle(oldest, known.last_ms):
                 self._forget_old()
@@ -522,7 +531,9 @@ class _Write:
 
     def _settle_unlogged(self, places: Sequence[Place], failures: Mapping[int, PenstockError]) -> None:
         if not places:
-            self._settle(None, next(iter(failures.values())))
+            # Only if every part is known to be missing, the request is: what one part refuses says nothing of the others.
+            errors = sorted(failures.values(), key=lambda error: not isinstance(error, OutcomeUnknown))
+            self._settle(None, errors[0])
             return
         if failures:
             failed = [(row, failures[index]) for row, index in enumerate(self._column) if index in failures]

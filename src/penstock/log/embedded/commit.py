@@ -534,9 +534,8 @@ class Committer:
                 raise NotWritten(f"nothing was changed, because the partition has failed: {partition.failure}")
 
     def _due_in_s(self) -> float | None:
-        if not self._interval_due:
-            return None
-        return max(0.0, min(self._interval_due.values()) - time.monotonic())
+        due_s = min(self._interval_due.values(), default=None)  # at once: the event loop may remove what is flushed
+        return None if due_s is None else max(0.0, due_s - time.monotonic())
 
     def _sync_due(self) -> None:
         if not self._interval_due:

@@ -72,7 +72,7 @@ OPENINGS: Mapping[type[PenstockError], _Opening] = {
     TopicExists: _opening("topic already exists"),
     PartitionNotFound: _opening("partition not found", r"partition -?\d+ (?:not found|out of range)"),
     OffsetOutOfRange: _opening("offset out of range", r"EOF\b", r"offset -?\d+ is out of range"),
-    GroupNotFound: _opening("consumer group not found"),
+    GroupNotFound: _opening("consumer group not found", "subscription not found"),
     SchemaNotFound: _opening("schema not found", "no schema found for topic"),
     SchemaInvalid: _opening("failed to register schema: invalid schema definition", "unsupported schema type"),
     IncompatibleSchema: _opening("failed to register schema: schema compatibility check failed"),

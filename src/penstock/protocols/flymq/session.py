@@ -60,6 +60,7 @@ from penstock.protocols.flymq.server.forwarding import (
     DialLeader,
     LeaderSession,
     is_forwarded,
+    sent_again,
     topic_of,
 )
 from penstock.stats import SessionStats
@@ -200,7 +201,8 @@ class FlyMQSession(Conversation[Request]):
             self._stats.received_records += count
         elif not isinstance(request.body, Undecoded):
             self._stats.requests[request.opcode] += _requests_in(request)
-            self._stats.received_records += records_in(request.body)
+            if not self._is_forwarded(request):  # those are counted where they are answered
+                self._stats.received_records += records_in(request.body)
 
     def _start(self, request: Request) -> None:
         if isinstance(request, ProduceRun):
@@ -237,13 +239,12 @@ class FlyMQSession(Conversation[Request]):
             self._topics_shown[topic] = None
             if len(self._topics_shown) > _TOPICS_SHOWN_MAX:
                 self._topics_shown.pop(next(iter(self._topics_shown)))
-        kind = OPERATIONS.get(call.opcode)
         reply = await self._leader.ask(
             self._principal,
             self._caller.native,
             call.frames,
             _requests_in(call),
-            repeatable=kind is not None and kind.repeatable,
+            again=sent_again(call.body, call.frames),
         )
         if not isinstance(call.body, TxnProduce):
             await self._broker.leading.catch_up()

@@ -6,19 +6,22 @@ where the tables are, and for a directory of this machine, which machine that is
 
 from __future__ import annotations
 
+import os
 import socket
 import uuid
+from collections.abc import Mapping
 from hashlib import blake2b
 
+from penstock.broker.pipelines import RUN_VARIABLE
 from penstock.errors import ConfigError
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.files import is_url
 from penstock.spark.pipelines.model import Pipeline
 
 
-def new_run(pipeline: Pipeline) -> str:
-    """Return an id for a run of a pipeline."""
-    return f"{_identity(pipeline)}.{uuid.uuid4().hex}"
+def new_run(pipeline: Pipeline, environment: Mapping[str, str] = os.environ) -> str:
+    """Return an id for a run of a pipeline. It ends with a random number, or with the one that the launcher of the run has set."""
+    return f"{_identity(pipeline)}.{environment.get(RUN_VARIABLE) or uuid.uuid4().hex}"
 
 
 def refuse_other_pipeline(pipeline: Pipeline, client: FlyMQClient) -> None:

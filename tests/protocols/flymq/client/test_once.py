@@ -177,6 +177,45 @@ async def test_a_forgotten_producer_is_registered_again_for_what_was_sent_once()
         assert numbers(broker)[-2:] == [(2, 0, 0, False), (2, 1, 0, False)]
 
 
+async def test_requests_of_a_forgotten_producer_keep_their_order_however_slowly_they_are_answered() -> None:
+    register = iter(range(1, 3))
+    withheld: list[bytes] = []
+
+    def forgotten(peer: Peer, opcode: int, payload: bytes) -> bytes | None:
+        if opcode == RegisterProducer.opcode:
+            registered = RegisteredProducer(next(register).to_bytes(16, "big"), 16)
+            return b"".join([*withheld, encode_reply(RegisterProducer, registered)])
+        request = decode_request(opcode, payload)
+        assert isinstance(request, ProduceOnce)
+        if request.producer[-1] == 2:
+            return stored(request)
+        if request.sequence == 0:
+            return error("producer is unknown")
+        withheld.append(error("producer is unknown"))
+        return None
+
+    async with scripted(forgotten) as broker, connected(broker, QUICK, idempotent=True) as client:
+        await client.send_many("t", [b"%d" % (number // 1024) for number in range(4 * 1024)])
+        requests = [decode_request(opcode, payload) for opcode, payload in broker.requests]
+        assert [
+            (each.producer[-1], each.sequence, each.values[0]) for each in requests if isinstance(each, ProduceOnce)
+        ] == [(producer, number, b"%d" % number) for producer in (1, 2) for number in range(4)]
+
+
+@pytest.mark.parametrize("refusal", ["access denied: no", "shutting down: try again"])
+async def test_a_refusal_before_numbers_are_looked_at_is_no_news_of_what_was_sent_before(refusal: str) -> None:
+    def revoked(peer: Peer, request: ProduceOnce) -> bytes | None:
+        if peer.number == 0:
+            peer.transport.abort()
+            return None
+        return error(refusal)
+
+    async with scripted(broker_of(revoked)) as broker, connected(broker, QUICK, idempotent=True) as client:
+        with pytest.raises(ConnectionLost, match="may have been carried out"):
+            await client.send("t", b"a")
+        assert numbers(broker) == [(1, 0, 0, False), (1, 0, 0, True)]
+
+
 async def test_a_forgotten_producer_is_told_for_what_may_have_been_stored() -> None:
     def forgotten(peer: Peer, request: ProduceOnce) -> bytes | None:
         if peer.number == 0:

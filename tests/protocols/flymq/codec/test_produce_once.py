@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,13 @@ from penstock.protocols.flymq.codec.produce_once import (
     encode_stored_together,
 )
 from penstock.protocols.flymq.operations.limits import PRODUCED_RECORDS_MAX
-from penstock.protocols.flymq.operations.operation import decode_reply, decode_request, encode_reply, encode_request
+from penstock.protocols.flymq.operations.operation import (
+    BadRequest,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
 from penstock.protocols.flymq.operations.records import ProduceOnce, RecordFailure, StoredOnce
 from penstock.protocols.flymq.wire import HEADER_BYTES, PAYLOAD_BYTES_MAX
 
@@ -83,6 +91,15 @@ def test_more_values_than_a_produce_once_may_have_are_refused() -> None:
         short, long = told(payload)
         assert (short is None) == refused
         assert isinstance(long, ProduceOnce) != refused
+
+
+@pytest.mark.parametrize(("count", "value_bytes"), [(0xFFFFFFFF, 0xFFFFFFFF), (1 << 31, 0xFFFFFFFF), (1, 0xFFFFFFFF)])
+def test_numbers_that_no_frame_has_room_for_are_refused(count: int, value_bytes: int) -> None:
+    payload = encode_request(ProduceOnce(bytes(16), 0, 0, False, "t", [b"v"]))[HEADER_BYTES:]
+    at = payload.index(struct.pack(">II", 1, 1))
+    short, long = told(payload[:at] + struct.pack(">II", count, value_bytes) + payload[at + 8 :])
+    assert short is None
+    assert isinstance(long, BadRequest)
 
 
 @given(st.integers(0, 9999), st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 63) - 1))

@@ -1,7 +1,7 @@
 // Access: users, roles, ACLs, API keys, the audit trail, and what one principal may do and why.
 
 import { api, get, post, query, remove, session } from "./api.js";
-import { ask, button, confirmName, copy, field, fill, h, head, moment, panel, segment, table, tabs, tag, toast } from "./dom.js";
+import { ask, button, confirmName, copy, dotted, field, fill, h, head, moment, panel, segment, table, tabs, tag, toast } from "./dom.js";
 import { number, time } from "./format.js";
 
 const PARTS = [["users", "Users"], ["roles", "Roles"], ["acls", "ACLs"], ["keys", "API keys"], ["audit", "Audit trail"], ["rights", "Rights"]];
@@ -42,7 +42,7 @@ async function users(context) {
     content: table([
       ["user", (each) => each.name], ["roles", (each) => each.roles.map((role) => tag(role))], ["may log in", (each) => each.enabled ? tag("yes", "good") : tag("no", "bad"), "wide"],
       ["created", (each) => time(each.created_ms), "nowrap wide"],
-      ["", (each) => h("div", { class: "actions" }, h("a", { href: `/console/access/rights?principal=${segment(each.name)}` }, "rights"), button("Change", () => edit(each)), button("Password", () => setPassword(each), "wide"), button("Delete", () => confirmName(`Delete the user ${each.name}`, each.name, "Delete", async () => { await remove(`/users/${segment(each.name)}`); await context.reload(); }), "danger"))],
+      ["", (each) => h("div", { class: "actions" }, h("a", { href: `/console/access/rights?principal=${segment(each.name)}` }, "rights"), button("Change", () => edit(each)), button("Password", () => setPassword(each)), button("Delete", () => confirmName(`Delete the user ${each.name}`, each.name, "Delete", async () => { await remove(`/users/${segment(each.name)}`); await context.reload(); }), "danger"))],
     ], list, { caption: "Users", empty: "There is no user." }),
   };
 }
@@ -105,7 +105,7 @@ async function audit(context) {
     context.keep(wanted);
     const page = await get(`/audit${query({ ...wanted, limit: 200 })}`);
     fill(list, table([
-      ["time", (each) => moment(time(each.ts_ms)), "nowrap mono"], ["event", (each) => each.type], ["user", (each) => each.user || "–"], ["from", (each) => each.client_ip, "wide"], ["resource", (each) => each.resource, "breaks"],
+      ["time", (each) => moment(time(each.ts_ms)), "nowrap mono"], ["event", (each) => each.type], ["user", (each) => each.user || "–"], ["from", (each) => each.client_ip, "wide"], ["resource", (each) => dotted(each.resource), "breaks resource"],
       ["result", (each) => tag(each.result, each.result === "success" ? "good" : "bad")], ["details", (each) => Object.entries(each.details).map(([name, value]) => `${name}=${value}`).join(" "), "mono wide"],
     ], page.events, { caption: "Audit trail", empty: "No event matches." }), h("p", { class: "dim" }, `${number(page.total)} events match, the newest first.`));
   };

@@ -27,6 +27,8 @@ export function fill(element, ...children) {
 }
 
 export const link = (path, ...children) => h("a", { href: `/console${path}` }, ...children);
+// A dotted name that is broken into lines between its words rather than inside of them.
+export const dotted = (name) => (name.match(/[^._/]+[._/]*|[._/]+/g) ?? []).flatMap((part) => [part, h("wbr")]);
 export const segment = (name) => encodeURIComponent(name);
 export const tag = (text, kind = "") => h("span", { class: `tag ${kind}` }, text);
 export const panel = (...children) => h("section", { class: "panel" }, ...children);

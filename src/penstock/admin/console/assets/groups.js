@@ -137,31 +137,43 @@ function resetForm(context, group, path, fixed, kind) {
   const inputs = { offset: field("Offset", offset), time: field("Time", moment), shift: field("Records, negative for back", shift) };
   const outcome = h("div", { "aria-live": "polite" });
   const shown = () => { for (const [key, element] of Object.entries(inputs)) element.hidden = key !== to.value; fill(outcome); };
-  const body = (preview) => {
-    const sent = { ...fixed, to: to.value, preview };
-    if (partition.value !== "") sent.partition = Number(partition.value);
-    if (to.value === "offset") sent.offset = Number(offset.value);
-    if (to.value === "time") sent.time_ms = moment.value ? new Date(moment.value).getTime() : 0;
-    if (to.value === "shift") sent.shift = Number(shift.value);
-    return sent;
+  const given = (input, what) => { if (input.value === "") throw new Error(`Give ${what}.`); return input.value; };
+  const body = () => {
+    const wanted = { ...fixed, to: to.value };
+    if (partition.value !== "") wanted.partition = Number(partition.value);
+    if (to.value === "offset") wanted.offset = Number(given(offset, "an offset"));
+    if (to.value === "time") wanted.time_ms = new Date(given(moment, "a time")).getTime();
+    if (to.value === "shift") wanted.shift = Number(given(shift, "a number of records"));
+    return wanted;
   };
-  const run = (preview) => async () => {
+  const failed = (error) => fill(outcome, h("div", { class: "error", role: "alert" }, error.message));
+  const preview = async () => {
     try {
-      const result = await post(path, body(preview));
-      if (!preview) { toast(`The ${kind} is reset.`); await context.reload(); return; }
+      const wanted = body();
+      const result = await post(path, { ...wanted, preview: true });
       fill(outcome, table([
         ["partition", (each) => each.partition],
         [kind === "group" ? "committed now" : "next now", (each) => number(each.before), "num"],
         ["after the reset", (each) => number(each.after), "num"],
         ["change", (each) => each.before === null ? "–" : `${each.after > each.before ? "+" : ""}${number(each.after - each.before)}`, "num"],
-      ], result.partitions, { caption: "What the reset would change" }), button(`Reset the ${kind}`, run(false), "danger"));
-    } catch (error) { fill(outcome, h("div", { class: "error", role: "alert" }, error.message)); }
+      ], result.partitions, { caption: "What the reset would change" }), button(`Reset the ${kind}`, () => reset(wanted), "danger"));
+    } catch (error) { failed(error); }
   };
+  // What the preview was of, whatever the form says by now, and once however often it is clicked.
+  const reset = async (wanted) => {
+    fill(outcome);
+    try {
+      await post(path, wanted);
+      toast(`The ${kind} is reset.`);
+      await context.reload();
+    } catch (error) { failed(error); }
+  };
+  for (const input of [offset, moment, shift]) input.addEventListener("input", () => fill(outcome));
   to.addEventListener("change", shown);
   partition.addEventListener("change", shown);
   shown();
   return h("section", { class: "panel", "aria-label": `Reset in ${group.topic}` }, h("h2", {}, "Reset"),
-    h("div", { class: "row" }, field("Continue at", to), inputs.offset, inputs.time, inputs.shift, field("Partition", partition), button("Preview", run(true))), outcome);
+    h("div", { class: "row" }, field("Continue at", to), inputs.offset, inputs.time, inputs.shift, field("Partition", partition), button("Preview", preview)), outcome);
 }
 
 function destroy(context, name, topic = "") {

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from struct import Struct
 from typing import NamedTuple
 
@@ -23,12 +24,15 @@ from penstock.clients.requests import Requests
 from penstock.clients.retry import SUBMISSIONS_MAX, Attempts, NewAttempts
 from penstock.errors import (
     AccessDenied,
+    AuthenticationFailed,
     AuthenticationRequired,
     ConnectionLost,
+    NotLeading,
     NotSupported,
     PenstockError,
     ProtocolViolation,
     RequestTimeout,
+    ShuttingDown,
     UnknownProducer,
     Unreachable,
 )
@@ -52,6 +56,10 @@ _NUMBERS = Struct(f">{PRODUCER_BYTES}sQQ?")
 """Id, sequence, floor, whether it was sent before: what a request is given when its turn comes."""
 _NUMBERS_AT = HEADER_BYTES + 4
 _NUMBERS_END = _NUMBERS_AT + _NUMBERS.size
+
+
+_BEFORE_NUMBERS = (AccessDenied, AuthenticationFailed, AuthenticationRequired, NotLeading, ShuttingDown)
+"""Errors raised before the sequence number is checked: they do not tell whether an earlier attempt was stored."""
 
 
 class NotIdempotent(NotSupported):
@@ -460,9 +468,11 @@ class OnceSender:
             return True
         if self._unknown:
             unknown, self._unknown = self._unknown, []
-            for exchange in reversed(unknown):
+            for exchange in unknown:
                 exchange.renumbered()
-                self._queue.appendleft(exchange)
+            # Their answers may come in several reads: behind those of the reads before, and in front of what was never sent.
+            before = [self._queue.popleft() for _ in takewhile(lambda each: each.ids, tuple(self._queue))]
+            self._queue.extendleft(reversed([*before, *unknown]))
         if self._producer is None:
             if not self._queue and not self._gathered:
                 return False
@@ -531,7 +541,7 @@ class OnceSender:
             self._unknown.append(exchange)
             self._wake()
             return
-        self._settle(exchange, None)
+        self._settle(exchange, exchange.doubt if isinstance(exchange.refusal, _BEFORE_NUMBERS) else None)
 
     def _settle(self, exchange: OnceExchange, error: PenstockError | None) -> None:
         exchange.settle(error)

@@ -50,6 +50,8 @@ def decode_produce_once(data: bytes, start: int, end: int) -> ProduceOnce | None
         topic_at = start + _ONCE_HEAD.size
         topic_end = topic_at + topic_bytes
         count, value_bytes = _ONCE_VALUES.unpack_from(data, topic_end)
+        if not 0 < count <= PRODUCED_RECORDS_MAX:  # first: offsets that two lies multiply to are none
+            return None
         lengths_at = topic_end + 4
         values_at = lengths_at + 4 * count
         values_end = values_at + count * value_bytes
@@ -58,7 +60,6 @@ def decode_produce_once(data: bytes, start: int, end: int) -> ProduceOnce | None
         if (
             producer_bytes != len(producer)
             or resent > 1
-            or not 0 < count <= PRODUCED_RECORDS_MAX
             or not value_bytes
             or keys
             or headers

@@ -8,6 +8,8 @@ on the node that it is connected to.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from penstock.broker.access.checks import Principal
@@ -21,6 +23,7 @@ from penstock.protocols.flymq.server.topics import SCHEMA_SETTING
 from penstock.protocols.flymq.wire import ERROR, HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Again = Callable[[], bytes]
 LOOK_S: Final = 1.0
 """How often it is looked whether another node leads than the one that is asked."""
 ASKED_MAX: Final = 3
@@ -81,6 +84,15 @@ def is_forwarded(opcode: int, body: object) -> bool:
     return opcode in FORWARDED
 
 
+def sent_again(body: object, frames: bytes) -> Again | None:
+    """Return what makes the frames of a request for another node, if the one that was asked may have carried it out; None if it must not
+    be asked twice."""
+    if not isinstance(body, Operation) or not body.repeatable:
+        return None
+    # A node that begins to lead tells by this what may be stored already.
+    return lambda: encode_request(replace(body, resent=True)) if isinstance(body, records.ProduceOnce) else frames
+
+
 class LeaderSession:
     """The connection of one client's session to the node that leads. Made when it is needed, for one principal."""
 
@@ -90,9 +102,9 @@ class LeaderSession:
         self._for: tuple[Principal, bool | None, str | None] | None = None
 
     async def ask(
-        self, principal: Principal, native: bool | None, frames: bytes, count: int, *, repeatable: bool
+        self, principal: Principal, native: bool | None, frames: bytes, count: int, *, again: Again | None
     ) -> bytes:
-        """Return the replies to so many requests; those that are repeatable are asked of the next node that leads if one is lost.
+        """Return the replies to `count` requests. If the leader is lost, the frames that `again` returns are sent to the next one.
 
         Raises NotLeading if nobody could be asked, OutcomeUnknown if no answer came.
         """
@@ -109,10 +121,11 @@ class LeaderSession:
                 return asking.result()
             except (OSError, asyncio.IncompleteReadError) as error:
                 self.close()
-                if not repeatable or asked == ASKED_MAX:
+                if again is None or asked == ASKED_MAX:
                     raise OutcomeUnknown(
                         f"the node that leads was lost before it answered ({error}): look whether it was done"
                     ) from error
+                frames = again()
             except BaseException:
                 self.close()
                 raise
@@ -168,8 +181,9 @@ class LeaderOperations:
 
     async def _ask(self, principal: Principal, request: Operation[Any]) -> None:
         session = LeaderSession(self._dial)
+        frames = encode_request(request)
         try:
-            reply = await session.ask(principal, False, encode_request(request), 1, repeatable=type(request).repeatable)
+            reply = await session.ask(principal, False, frames, 1, again=sent_again(request, frames))
         finally:
             session.close()
         if HEADER.unpack_from(reply)[2] == ERROR:
