@@ -22,6 +22,7 @@ from penstock.log.embedded.backup import back_up
 from penstock.log.embedded.journal import journal_paths
 from penstock.log.embedded.restore import restore
 from penstock.log.embedded.verify import verify
+from penstock.testing.clock import ManualClock
 from penstock.testing.powercut import PowerCutDisk
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.faults import SuffixFaults
@@ -42,7 +43,8 @@ def start(engine: EmbeddedEngine, key: bytes, value: bytes, *indexes: int) -> as
     """Append a value to partitions of `orders`, and to the table under a key where that is."""
     orders = [engine.partition("orders", index) for index in indexes or (0,)]
     late = LateBatch(
-        lambda places: Batch([value + b"".join(b"@%d" % places[part].base_offset for part in orders)], [key]), 100
+        lambda places: Batch([value + b"".join(b"@%d" % places[part].base_offset for part in orders)], [key]),
+        100 + len(value),
     )
     parts = [BatchFor(part, Batch([value])) for part in orders]
     return start_atomic_append(engine, [*parts, BatchFor(engine.partition("table", 0), late)])
@@ -339,3 +341,107 @@ async def test_a_power_cut_at_any_operation_of_a_start_or_a_stop_loses_none(
         assert dict(rows) == {b"0": last, b"1": b"v1@1", b"2": b"v2@2"}
         shutil.rmtree(image)
     assert cut_at > 20
+
+
+# -- what is left of late records after a failure --------------------------------------------------------------------------
+
+
+async def checkpoint(engine: EmbeddedEngine) -> None:
+    await engine._committer.run(lambda: engine._committer.checkpoints.begin(wait=True))
+
+
+async def test_a_part_without_space_is_what_the_append_is_refused_for(
+    open_engine: OpenEngine, clock: ManualClock, faults: SuffixFaults
+) -> None:
+    engine = await opened(open_engine, faults)
+    await engine.alter_topic("orders", TopicConfig(partitions=2, segment_ms=60_000))
+    await start(engine, b"k", b"a", 0, 1)
+    clock.advance(60)
+    faults.fail_second("create", ".log", errno.ENOSPC)  # a new segment, before its part is laid out
+    assert type(await outcome(start(engine, b"k", b"b", 0, 1))) is NoSpace
+    await start(engine, b"k", b"c", 0, 1)
+    assert await read_values(engine.partition("orders", 0)) == [b"a", b"c"]
+
+
+@pytest.mark.parametrize(("operation", "suffix"), [("flush", ".journal"), ("write", ".log")])
+async def test_a_checkpoint_puts_none_behind_one_whose_outcome_is_unknown(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, faults: SuffixFaults, operation: str, suffix: str
+) -> None:
+    engine = await opened(open_engine, faults)
+    await engine.create_topic("other", TopicConfig(partitions=2))
+    await start(engine, b"k", b"a")
+    faults.fail(operation, suffix, errno.EIO)
+    assert type(await outcome(start(engine, b"k", b"b"))) is OutcomeUnknown
+    for _ in range(2):
+        others = [BatchFor(engine.partition("other", index), Batch([b"v"])) for index in (0, 1)]
+        await start_atomic_append(engine, others)
+        await checkpoint(engine)
+    journals = journal_paths(data_dir / "journal")
+    rows, values = await after_a_crash(open_engine, data_dir, tmp_path / "image")
+    assert (rows, values) == ([(b"k", b"b@1")], [b"a", b"b"])
+    assert len(journals) <= 2, "those that hold nothing of its partition are deleted"
+
+
+async def test_one_that_was_deleted_does_not_come_back_if_that_may_be_unknown(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, faults: SuffixFaults
+) -> None:
+    engine = await opened(open_engine, faults)
+    await start(engine, b"k", b"a")
+    faults.fail("flush", ".log", errno.EIO)
+    with pytest.raises(OutcomeUnknown):
+        await append(engine.partition("table", 0), [None], [b"k"])
+    await checkpoint(engine)
+    rows, _ = await after_a_crash(open_engine, data_dir, tmp_path / "image")
+    assert rows == [(b"k", b"a@0"), (b"k", None)]
+
+
+async def test_a_checkpoint_during_a_delete_that_fails_loses_none(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path
+) -> None:
+    class CheckpointThenFail(CountingDisk):
+        def rename(self, old: Path, new: Path) -> None:
+            if old.is_dir():
+                asyncio.run_coroutine_threadsafe(checkpoint(engine), engine._loop).result()
+                asyncio.run_coroutine_threadsafe(engine._committer.write_late(), engine._loop).result()
+                raise OSError(errno.EIO, "a test")
+            super().rename(old, new)
+
+    engine = await opened(open_engine, CheckpointThenFail())
+    await start(engine, b"k", b"a")
+    with pytest.raises(NotWritten, match="table"):
+        await engine.delete_topic("table")
+    rows, _ = await after_a_crash(open_engine, data_dir, tmp_path / "image")
+    assert rows == [(b"k", b"a@0")]
+    await engine.maintain()
+    assert await table(engine) == rows
+
+
+async def test_there_is_no_snapshot_without_it(open_engine: OpenEngine, tmp_path: Path, faults: SuffixFaults) -> None:
+    """It would hold records without the answer that keeps them from being stored again."""
+    engine = await opened(open_engine, faults)
+    await start(engine, b"k", b"a")
+    faults.fail("allocate", ".log", errno.ENOSPC, times=2)
+    with pytest.raises(NotWritten, match="table"):
+        await engine.snapshot()
+    snapshot = await engine.snapshot()
+    backup = back_up(Path(snapshot.directory), snapshot.id, tmp_path / "backups")
+    restore(backup, tmp_path / "restored")
+    assert await table(await open_engine(tmp_path / "restored")) == [(b"k", b"a@0")]
+
+
+async def test_it_keeps_its_place_among_appends_to_its_partition(open_engine: OpenEngine) -> None:
+    engine = await opened(open_engine)
+    partition = engine.partition("table", 0)
+    await asyncio.gather(
+        start(engine, b"k", b"a"),
+        start(engine, b"k", b"b", 1),
+        start_append(partition, Batch([None], [b"k"])),
+        start(engine, b"k", b"c", 1),
+    )
+    assert [value for _, value in await table(engine)] == [b"a@0", b"b@0", None, b"c@1"]
+
+
+async def test_a_large_one_goes_to_its_partition_at_once(open_engine: OpenEngine) -> None:
+    engine = await opened(open_engine)
+    await start(engine, b"k", b"v" * 5000)
+    assert [len(value or b"") for _, value in await table(engine)] == [5002]

@@ -1,7 +1,7 @@
 """An append to several partitions on its way to a commit.
 
-Its parts wait in their partitions, each as an append of its own that knows the whole. Late parts, which tell where the others are, wait
-with the whole instead if they may stay in the journal (see `checkpoint.py`).
+Its parts wait in their partitions, each as an append of its own that knows the whole; late parts, which tell where the others are, beside
+them if they may stay in the journal (see `checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from penstock.log.api import (
     OnAppended,
     Partition,
 )
-from penstock.log.embedded.journal import JournalEntry, late_entry
 
 if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
@@ -39,56 +38,20 @@ class Waiting(NamedTuple):
     """What it is a part of, if it must not be written alone."""
 
 
-class LatePart(NamedTuple):
-    """A part of an atomic append that tells of the others."""
-
-    at: int
-    """Which one it is."""
-    partition: EmbeddedPartition
-    batch: LateBatch
-
-
-class LateRecord(NamedTuple):
-    partition: EmbeddedPartition
-    key: bytes
-    value: bytes
-
-    def journal_entry(self) -> JournalEntry:
-        partition = self.partition
-        return late_entry(partition.topic_id, partition.index, partition.writer.next_offset, self.key, self.value)
-
-
 class AtomicAppend:
     """An append to several partitions. While its parts wait, one of them may be refused; then none of them is written."""
 
-    __slots__ = (
-        "_done",
-        "_error",
-        "_left",
-        "_results",
-        "late",
-        "late_records",
-        "leader",
-        "number",
-        "places",
-        "refusal",
-    )
+    __slots__ = ("_done", "_error", "_results", "failure", "left", "places", "refusal")
 
-    def __init__(
-        self, parts: int, done: OnAllAppended, leader: EmbeddedPartition, late: Sequence[LatePart] = ()
-    ) -> None:
-        """`late` are parts that are to be left in the journal, if nothing prevents it; `leader` is one of those that are not."""
+    def __init__(self, parts: int, done: OnAllAppended) -> None:
         self.refusal: PenstockError | None = None
+        self.failure: str | None = None
+        """Why nobody knows whether it is stored."""
         self.places: dict[Partition, Appended] = {}
         """Where its parts are laid out, for those that tell of it; the commit thread's own."""
-        self.number = 0
-        """Those with late parts are numbered in the order in which they were made."""
-        self.leader = leader
-        self.late = late
-        self.late_records: list[LateRecord] = []
-        """Once everything else of the commit is laid out."""
+        self.left = parts
+        """How many are still to be answered."""
         self._done = done
-        self._left = parts - len(late)
         self._results = [_NOWHERE] * parts
         self._error: PenstockError | None = None
 
@@ -98,29 +61,43 @@ class AtomicAppend:
                 self._results[part] = result
             elif self._error is None:
                 self._error = result
-            self._left -= 1
-            if self._left == 0:
+            self.left -= 1
+            if self.left == 0:
                 self._done(self._error or self._results)
 
         return part_done
 
-    def take_late(self) -> list[tuple[EmbeddedPartition, Waiting]]:
-        """The late parts as appends that wait, as the others do."""
-        late, self.late = self.late, ()
-        self._left += len(late)
-        return [(partition, Waiting(batch, self.done_for(at), self)) for at, partition, batch in late]
 
-    def make_late(self) -> None:
-        """Make the records of the late parts. Raises NotWritten if one has no partition any more."""
-        self.late_records = []
-        for _, partition, late in self.late:
-            if partition.failure is not None or partition.deleted:
-                raise NotWritten(f"nothing was written, because {partition} takes no records any more")
-            batch = late.make(self.places)
-            [value], [key] = batch.values, batch.keys or [None]
-            if key is None or value is None or batch.headers is not None or batch.expiries is not None:
-                raise InvalidRequest(f"a late record of {partition} is not a key and a value alone")
-            self.late_records.append(LateRecord(partition, key, value))
+class LatePart:
+    """A part of an atomic append that is to stay in the journal. Nobody waits for it."""
+
+    __slots__ = ("_at", "_batch", "key", "partition", "value", "whole")
+
+    def __init__(self, whole: AtomicAppend, at: int, partition: EmbeddedPartition, batch: LateBatch) -> None:
+        """`at` is which part of the whole it is."""
+        whole.left -= 1
+        self.whole = whole
+        self.partition = partition
+        self._at = at
+        self._batch = batch
+        self.key = self.value = b""
+        """Of its record, once everything else of the commit is laid out."""
+
+    def as_append(self) -> Waiting:
+        """Return it as an append to its partition, as the other parts are."""
+        self.whole.left += 1
+        return Waiting(self._batch, self.whole.done_for(self._at), self.whole)
+
+    def make(self) -> None:
+        """Make its record. Raises NotWritten if that has no partition any more."""
+        partition = self.partition
+        if partition.failure is not None or partition.deleted:
+            raise NotWritten(f"nothing was written, because {partition} takes no records any more")
+        batch = self._batch.make(self.whole.places)
+        [value], [key] = batch.values, batch.keys or [None]
+        if key is None or value is None or batch.headers is not None or batch.expiries is not None:
+            raise InvalidRequest(f"a late record of {partition} is not a key and a value alone")
+        self.key, self.value = key, value
 
 
 def start_atomic(
@@ -130,25 +107,22 @@ def start_atomic(
     done: OnAllAppended,
 ) -> None:
     """Queue an append for the next commit, as `Engine.append_atomic` says."""
-    stored: list[tuple[int, EmbeddedPartition]] = []
-    late: list[LatePart] = []
     if not parts or len({partition for partition, _ in parts}) != len(parts):
         raise InvalidRequest("an atomic append names each partition once, and at least one")
-    for at, (named, batch) in enumerate(parts):
-        partition = cast("EmbeddedPartition", named)  # an atomic append stays within one engine
+    late = 0
+    for named, batch in parts:
         _ = batch.size_bytes  # raises for a bug of the caller, before a part of it is queued
-        refusal = partition.refusal()
+        late += type(batch) is LateBatch
+        refusal = cast("EmbeddedPartition", named).refusal()  # an atomic append stays within one engine
         if refusal is not None:
             loop.call_soon(done, refusal)
             return
-        if type(batch) is LateBatch and partition.defers_late:
-            late.append(LatePart(at, partition, batch))
-        else:
-            stored.append((at, partition))
-    if not stored:
+    if late == len(parts):
         raise InvalidRequest("an atomic append of late records has nothing that they could tell of")
-    whole = AtomicAppend(len(parts), done, stored[0][1], late)
-    for at, partition in stored:
-        partition.append(parts[at].batch, whole.done_for(at), whole)
-    if late:
-        whole.number = committer.expect_late(late)
+    whole = AtomicAppend(len(parts), done)
+    for at, (named, batch) in enumerate(parts):
+        partition = cast("EmbeddedPartition", named)
+        if type(batch) is LateBatch and committer.defers(partition, batch):
+            committer.gather_late(LatePart(whole, at, partition, batch))
+        else:
+            partition.append(batch, whole.done_for(at), whole)

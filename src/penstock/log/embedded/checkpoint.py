@@ -6,7 +6,8 @@ partition: the commit has one file less to write, and most late records are repl
 their partition in front of whatever is appended to it next, with each pass of maintenance, before a snapshot is made, and before the
 engine is closed.
 
-A checkpoint writes those that are left to the next journal before it deletes the last one. In the journal each has the offset that the
+A checkpoint writes those that are left to the next journal before it deletes the last one, but not those of a partition that has failed,
+of which nobody knows which is the last: these stay where they are, with their journal. In the journal each has the offset that the
 partition would have given out next. After a crash a partition that ends behind that offset has the record, because nothing is
 appended to it without; to one that does not, a start appends it. So it does not matter how often, or from which journal, that is done.
 """
@@ -15,17 +16,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
-from penstock.log.embedded.atomic import LateRecord
 from penstock.log.embedded.disk import Disk, is_out_of_descriptors
 from penstock.log.embedded.failures import flush_failed
-from penstock.log.embedded.journal import Journal, JournalRecord
+from penstock.log.embedded.journal import Journal, JournalEntry, JournalRecord
 from penstock.log.embedded.segment import SegmentWriter
 from penstock.log.embedded.threads import Threads
 
@@ -49,6 +48,8 @@ class Checkpoints:
         """Partitions whose journaled blocks are not yet synced in their own segments."""
         self.late: dict[EmbeddedPartition, None] = {}
         """Partitions that have late records in the journal."""
+        self._left_behind: set[EmbeddedPartition] = set()
+        """Those of them that have failed, and whose late records are in journals that stay."""
         self._pool = threads.pool(1, "penstock-checkpoint")
         self._running: Future[None] | None = None
         self._covered: list[tuple[EmbeddedPartition, SegmentWriter, bytes, int]] = []
@@ -98,16 +99,20 @@ class Checkpoints:
         return self._journal.retire()
 
     def _carry_late(self) -> bool:
-        """Write late records to the new journal, unless there are none; False if that fails."""
+        """Write late records to the new journal; False if the last one must stay for some of them."""
         self._carried_to = 0
-        entries = [
-            LateRecord(partition, key, value).journal_entry()
-            for partition in self.late
-            if not partition.deleted
-            for key, value in partition.late.items()
-        ]
+        entries: list[JournalEntry] = []
+        left_behind = set()
+        for partition in self.late:
+            if partition.failure is None:
+                entries += [partition.late_entry(key, value) for key, value in partition.late.items()]
+            else:
+                # The last journal may have later ones of which nobody knows. Written again, these would replace them.
+                left_behind.add(partition)
+        all_carried = left_behind <= self._left_behind
+        self._left_behind = left_behind
         if not entries:
-            return True
+            return all_carried
         record = JournalRecord(entries)
         try:
             self._journal.reserve(record.size_bytes)
@@ -120,7 +125,7 @@ class Checkpoints:
             self.abandon()
             return False
         self._carried_to = self._journal.end
-        return True
+        return all_carried
 
     def finish_if_done(self) -> None:
         if self._running is not None and self._running.done():
@@ -145,11 +150,10 @@ class Checkpoints:
         if any(covered is partition for covered, *_ in self._covered):
             self.finish()
 
-    def keep_late(self, records: Iterable[LateRecord]) -> None:
-        """These late records are in the journal."""
-        for partition, key, value in records:
-            partition.late[key] = value
-            self.late[partition] = None
+    def keep_late(self, partition: EmbeddedPartition, key: bytes, value: bytes) -> None:
+        """The journal has this late record."""
+        partition.late[key] = value
+        self.late[partition] = None
 
     def forget_late(self, partition: EmbeddedPartition) -> None:
         """They are in the partition, and there for good."""

@@ -29,9 +29,8 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -39,8 +38,8 @@ import structlog
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, NotWritten
 from penstock.futures import shield
-from penstock.log.api import EngineStats
-from penstock.log.embedded.atomic import LatePart, LateRecord
+from penstock.log.api import EngineStats, LateBatch
+from penstock.log.embedded.atomic import LatePart
 from penstock.log.embedded.checkpoint import Checkpoints, save_index, synced
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, is_out_of_descriptors, storage_error
 from penstock.log.embedded.failures import fail, flush_failed, refuse_unwritten, refused, write_failed
@@ -57,7 +56,9 @@ if TYPE_CHECKING:
 WRITTEN_ON_LOOP_BYTES_MAX: Final = 32 << 10
 """Of a group. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
 LATE_RECORDS_MAX: Final = 4096
-"""Late records of a partition that are in the journal only, about: each checkpoint writes them again."""
+"""Of a partition, about, and in the journal only: each checkpoint writes them again."""
+LATE_RECORD_BYTES_MAX: Final = 4 << 10
+"""Of one of them, so that they take 16 MiB at most; a larger one is worth a write to its partition."""
 FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4  # of a group: each takes some 50 us beside its bytes
 
 _T = TypeVar("_T")
@@ -89,17 +90,16 @@ class Committer:
         self._scheduled = False
         self._awaited = False
         """Whether somebody waits for an append that has gathered."""
-        self._late_gathered: dict[EmbeddedPartition, None] = {}
-        """Partitions that what has gathered has late records for."""
-        self._late_left: dict[EmbeddedPartition, None] = {}
-        """Partitions that lack late records of commits that are over."""
-        self._late_number = 0
+        self._late_gathered: dict[EmbeddedPartition, list[LatePart]] = {}
+        """What has gathered and is to stay in the journal, by the partition that it belongs to."""
         self._late_kept_out = 0
         """How many want late records in their partitions, not only in the journal."""
-        self._late_awaited: list[asyncio.Future[None]] = []
-        """Who waits until a commit that is still to be started has written them."""
-        self._late_being_written: list[asyncio.Future[None]] = []
+        self._late_awaited: list[asyncio.Future[list[EmbeddedPartition]]] = []
+        """Who waits until a commit that is still to be started has written them; gets the partitions that it could not write to."""
+        self._late_being_written: list[asyncio.Future[list[EmbeddedPartition]]] = []
         """The same for the commit under way."""
+        self._lacking_late: list[EmbeddedPartition] = []
+        """The partitions that that one writes them to."""
         self._idle = asyncio.Event()
         self._idle.set()
         # Below: the commit thread's own, or whoever has acquired its queue.
@@ -114,11 +114,21 @@ class Committer:
     # -- on the loop -----------------------------------------------------------------------------------------------------
 
     def submit(self, partition: EmbeddedPartition, relaxed: bool) -> None:
-        """This partition has an append waiting, for which nobody waits if it is `relaxed`."""
-        self._gathered[partition] = None
+        """This partition is about to have an append waiting, for which nobody waits if it is `relaxed`."""
+        self._gather(partition)
         if not relaxed:
             self._awaited = True
         self._idle.clear()
+        self._schedule_commit()
+
+    def _gather(self, partition: EmbeddedPartition) -> None:
+        """Write to this partition with the next commit."""
+        late = self._late_gathered.pop(partition, None)
+        if late is not None:
+            partition.take_late(late)
+        self._gathered[partition] = None
+
+    def _schedule_commit(self) -> None:
         if not self._under_way and not self._scheduled:
             # At the end of this turn of the loop, so that everything the turn brings goes together.
             self._scheduled = True
@@ -127,11 +137,11 @@ class Committer:
     def _start_commit(self) -> None:
         may_write_here = self._scheduled and self._awaited
         self._scheduled = self._awaited = False
-        if self._late_gathered:
-            self._place_late()
         if self._late_awaited:
-            self._gathered |= self._late_left
             self._late_being_written, self._late_awaited = self._late_awaited, []
+            self._lacking_late = list(self.checkpoints.late)
+            for partition in (*self._lacking_late, *self._late_gathered):
+                self._gather(partition)
         for partition in self._gathered:
             partition.refuse_waiting()
         parts: list[PartitionCommit] = []
@@ -140,52 +150,36 @@ class Committer:
             if part is not None:
                 parts.append(part)
         self._gathered.clear()
+        late = [part for parts_of_one in self._late_gathered.values() for part in parts_of_one]
+        self._late_gathered.clear()
         if not parts:
             self._idle.set()
-            self._tell_late_written()
+            self._tell_late_written(parts)
             return
         self._under_way = True
-        if not (may_write_here and self._write_here(parts)):
-            self._tasks.put(lambda: self._commit(parts))
+        if not (may_write_here and self._write_here(parts, late)):
+            self._tasks.put(lambda: self._commit(parts, late))
 
-    def _place_late(self) -> None:
-        """Decide whether late records of what has gathered stay in the journal, or go to their partitions with the rest."""
-        deferred = not (self._late_kept_out or self._late_awaited)
-        for partition in self._late_gathered:
-            # If it is written to by the same commit, no offset would tell whether they came before or after that.
-            if partition in self._gathered or len(partition.late) >= LATE_RECORDS_MAX:
-                deferred = False
-        self._late_gathered.clear()
-        if deferred:
-            return
-        telling = [whole for partition in self._gathered for whole in partition.telling()]
-        for whole in sorted(telling, key=attrgetter("number")):
-            for partition, append in whole.take_late():
-                partition.queue_late(append)
-                self._gathered[partition] = None
-
-    def _write_here(self, parts: list[PartitionCommit]) -> bool:
+    def _write_here(self, parts: list[PartitionCommit], late: list[LatePart]) -> bool:
         """Write a group that need not wait for the disk for long; False where it might, or where the commit thread is at work."""
         size_bytes = flushed = 0
-        tells = False
         for part in parts:
             size_bytes += part.size_bytes
             mode = part.partition.config.durability.mode
             if size_bytes > WRITTEN_ON_LOOP_BYTES_MAX or mode == "interval" or (part.atomic and mode == "none"):
                 return False
             flushed += mode == "fsync"
-            tells = tells or bool(part.telling)
         if flushed and (flushed > FLUSHED_ON_LOOP_PARTITIONS_MAX or not self._disk.flushes_quickly()):
             return False
         if not self._tasks.try_acquire():
             return False
         try:
             now_ms = self._clock.now_ms()
-            if ((flushed > 1 or tells) and not self._journal.end) or any(part.rolls(now_ms) for part in parts):
+            if ((flushed > 1 or late) and not self._journal.end) or any(part.rolls(now_ms) for part in parts):
                 return False
             if not self._files.has_room_for([part.partition for part in parts]):
                 return False
-            seconds = self._write(parts)
+            seconds = self._write(parts, late)
             if self.checkpoints.is_due:
                 self._tasks.put(self._checkpoint_if_due)
         finally:
@@ -204,14 +198,12 @@ class Committer:
                 stats.appended_bytes += len(part.data)
             if part.error is not None or part.refused:
                 stats.commit_errors += 1
-            if part.carries_late or part.telling:
-                self._note_late(part)
         stats.commits += 1
         stats.appended_records += records
         stats.commit_records.observe(records)
         stats.flush_seconds.observe(seconds)
         if self._late_being_written:
-            self._tell_late_written()
+            self._tell_late_written(parts)
         # The next group starts before these are answered: the disk works while the loop builds replies.
         if self._gathered or self._late_awaited:
             self._start_commit()
@@ -223,24 +215,23 @@ class Committer:
             if part.written and part.error is None:
                 part.partition.watchers.notify()
 
-    def _note_late(self, part: PartitionCommit) -> None:
-        if part.error is None:
-            if part.carries_late and part.written:
-                self._late_left.pop(part.partition, None)
-            for whole in part.telling:
-                self._late_left |= {record.partition: None for record in whole.late_records}
+    def defers(self, partition: EmbeddedPartition, batch: LateBatch) -> bool:
+        """Whether the record of a late part may stay in the journal. In a compacted topic only the last one of a key counts, so most need
+        never be written to their partition."""
+        config = partition.config
+        return (
+            config.cleanup == "compact"
+            and config.durability.mode == "fsync"
+            and batch.size_bytes <= LATE_RECORD_BYTES_MAX
+            and len(partition.late) < LATE_RECORDS_MAX
+            and partition
+            not in self._gathered  # no offset would tell whether it came before or after what is appended there
+            and not self._late_kept_out
+        )
 
-    def keep_late(self, records: Sequence[LateRecord]) -> None:
-        """Late records were found in the journal; before anything is committed."""
-        self.checkpoints.keep_late(records)
-        self._late_left |= {record.partition: None for record in records}
-
-    def expect_late(self, parts: Iterable[LatePart]) -> int:
-        """What was submitted last has late parts. Return its number."""
-        for part in parts:
-            self._late_gathered[part.partition] = None
-        self._late_number += 1
-        return self._late_number
+    def gather_late(self, part: LatePart) -> None:
+        """Leave a late part in the journal, unless something else is appended to its partition by the same commit."""
+        self._late_gathered.setdefault(part.partition, []).append(part)
 
     @contextmanager
     def late_kept_out(self) -> Iterator[None]:
@@ -251,23 +242,21 @@ class Committer:
         finally:
             self._late_kept_out -= 1
 
-    async def write_late(self) -> None:
-        """Write late records of commits that are over to their partitions; if one cannot be written to, its own stay in the journal."""
-        self._late_left = {partition: None for partition in self._late_left if not partition.deleted}
-        if not self._late_left:
-            return
-        with self.late_kept_out():
-            written: asyncio.Future[None] = self._loop.create_future()
-            self._late_awaited.append(written)
-            if not self._under_way and not self._scheduled:
-                self._scheduled = True
-                self._loop.call_soon(self._start_commit)
-            await shield(written)
+    async def write_late(self) -> list[EmbeddedPartition]:
+        """Write late records to their partitions; those of a partition that cannot be written to stay in the journal. Return these."""
+        if not self.checkpoints.late:
+            return []
+        written: asyncio.Future[list[EmbeddedPartition]] = self._loop.create_future()
+        self._late_awaited.append(written)
+        self._schedule_commit()
+        return await shield(written)
 
-    def _tell_late_written(self) -> None:
-        told, self._late_being_written = self._late_being_written, []
+    def _tell_late_written(self, parts: list[PartitionCommit]) -> None:
+        written = {part.partition for part in parts if part.written and part.error is None}
+        unwritten = [each for each in self._lacking_late if each not in written and not each.deleted]
+        told, self._late_being_written, self._lacking_late = self._late_being_written, [], []
         for each in told:
-            each.set_result(None)
+            each.set_result(unwritten)
 
     async def drained(self) -> None:
         """Wait until everything submitted is answered."""
@@ -297,8 +286,8 @@ class Committer:
 
     # -- in the commit thread --------------------------------------------------------------------------------------------
 
-    def _commit(self, parts: list[PartitionCommit]) -> None:
-        self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts))
+    def _commit(self, parts: list[PartitionCommit], late: list[LatePart]) -> None:
+        self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts, late))
         self._checkpoint_if_due()
 
     def _checkpoint_if_due(self) -> None:
@@ -307,18 +296,22 @@ class Committer:
         if self.checkpoints.is_due or len(self.checkpoints.unsynced) > self._files.files_max // 2:
             self.checkpoints.begin(wait=False)
 
-    def _write(self, parts: list[PartitionCommit]) -> float:
-        """Write a group as its topics want it; returns the seconds that took."""
+    def _write(self, parts: list[PartitionCommit], late: list[LatePart]) -> float:
+        """Write a group as its topics want it; returns the seconds that took. The records of `late` stay in the journal."""
         started = time.perf_counter()
         try:
-            self._write_group(parts)
+            self._write_group(parts, late)
         except Exception as error:  # noqa: BLE001 - a bug: the outcome is unknown, and saying so is the only safe answer
             _log.exception("commit_failed")
             for part in parts:
                 fail(part, f"unexpected error in a commit ({error}); restart the broker")
+        for each in late:
+            if each.whole.failure is not None:
+                # After anything else is written to its partition, a restart that finds it in the journal would not put it there.
+                each.partition.fail(each.whole.failure)
         return time.perf_counter() - started
 
-    def _write_group(self, parts: list[PartitionCommit]) -> None:
+    def _write_group(self, parts: list[PartitionCommit], late: list[LatePart]) -> None:
         now_ms = self._clock.now_ms()
         if len(parts) == 1 and not parts[0].atomic:
             [part] = parts
@@ -330,34 +323,31 @@ class Committer:
                     self._write_unflushed(part)
             return
         # Those that tell where others are laid out come last.
-        laid_out: list[PartitionCommit] = []
-        late: list[PartitionCommit] = []
+        first: list[PartitionCommit] = []
+        last: list[PartitionCommit] = []
         for part in parts:
-            (late if part.late else laid_out).append(part)
-        while laid_out or late:
-            for part in laid_out:
+            (last if part.late else first).append(part)
+        while first or last:
+            for part in first:
                 self._lay_out(part, now_ms)
-            for part in late:
+            for part in last:
                 part.leave_out_refused()  # what has no place in a part that failed cannot tell of it
                 self._lay_out(part, now_ms)
             self._refuse_failed(parts)
-            settled = True
-            for part in parts:
-                if (part.telling and not self._made_late(part)) or part.refused:
-                    settled = False
-            if settled:
+            if self._made(late) and not any(part.refused for part in parts):
                 break
             # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
-            laid_out = [part for part in parts if part.atomic and part.leave_out_refused()]
-            late = [part for part in parts if part.late] if laid_out else []
-            laid_out = [part for part in laid_out if not part.late] if late else laid_out
+            again = [part for part in parts if part.atomic and part.leave_out_refused()]
+            last = [part for part in parts if part.late] if again else []
+            first = [part for part in again if not part.late]
+        left = [each for each in late if each.whole.refusal is None]
         flushed: list[PartitionCommit] = []
         unflushed: list[PartitionCommit] = []
         for part in parts:
             if part.appends:
                 (flushed if part.is_flushed else unflushed).append(part)
-        if len(flushed) > 1 or (flushed and flushed[0].telling):
-            self._journaled.write(flushed)
+        if len(flushed) > 1 or left:
+            self._journaled.write(flushed, left)
         elif flushed:
             self._write_direct(flushed[0])
         for part in unflushed:
@@ -370,18 +360,20 @@ class Committer:
             if part.appends and part.partition.failure is not None:
                 part.refuse(part.appends, refused(part.partition))
 
-    def _made_late(self, part: PartitionCommit) -> bool:
-        """Make the late records of the atomic appends that a part leads, once all their parts are laid out. False if one is refused."""
+    def _made(self, late: list[LatePart]) -> bool:
+        """Make the records of late parts, once all other parts are laid out. False if one is refused."""
         made = True
-        for whole in part.telling:
+        for each in late:
+            if each.whole.refusal is not None:
+                continue
             try:
-                whole.make_late()
+                each.make()
             except NotWritten as error:
-                whole.refusal, made = error, False
+                each.whole.refusal, made = error, False
             except Exception as error:  # noqa: BLE001 - it harms only itself
-                _log.exception("late_record_failed", partition=str(part.partition))
-                refusal = InvalidRequest(f"the records cannot be stored in {part.partition}: {error}")
-                whole.refusal, made = refusal, False
+                _log.exception("late_record_failed", partition=str(each.partition))
+                refusal = InvalidRequest(f"the records cannot be stored in {each.partition}: {error}")
+                each.whole.refusal, made = refusal, False
         return made
 
     def _lay_out(self, part: PartitionCommit, now_ms: int) -> None:

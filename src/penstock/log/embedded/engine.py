@@ -29,6 +29,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     DataDirectoryInUse,
     InvalidRequest,
+    NotWritten,
     ShuttingDown,
     TopicExists,
     TopicNotFound,
@@ -45,7 +46,7 @@ from penstock.log.api import (
     TopicInfo,
     missing_partition,
 )
-from penstock.log.embedded.atomic import LateRecord, start_atomic
+from penstock.log.embedded.atomic import start_atomic
 from penstock.log.embedded.clean_stop import CLEAN_STOP_FILE, Ends, encode_clean_stop, read_clean_stop
 from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
@@ -266,16 +267,13 @@ class EmbeddedEngine(Engine):
     async def _write_late(self, found: Sequence[JournalEntry]) -> bool:
         """Append late records that a crash has left in the journal only; False if that fails. Then their partition refuses writes, and the
         journal stays for the next start."""
-        late: list[LateRecord] = []
         ours = {(each.topic_id, each.index): each for parts in self._partitions.values() for each in parts}
         for entry in found:
             partition = ours.get((entry.topic_id, entry.partition))
             # One that lies before the end was written with what came next.
             if partition is not None and entry.position >= partition.committed_end:
-                late.append(LateRecord(partition, *entry.late_record()))
-        self._committer.keep_late(late)
-        await self._committer.write_late()
-        unwritten = list(self._committer.checkpoints.late)
+                self._committer.checkpoints.keep_late(partition, *entry.late_record())
+        unwritten = await self._committer.write_late()
         for partition in unwritten:
             partition.fail(f"late records of {partition} could not be written: free some space, then restart")
         return not unwritten
@@ -530,7 +528,11 @@ class EmbeddedEngine(Engine):
         async with self._changing:  # while the links are made, no topic may be deleted
             self._check_open()
             with self._committer.late_kept_out():
-                await self._committer.write_late()
+                for partition in await self._committer.write_late():
+                    raise NotWritten(
+                        f"there is no snapshot, because records that belong to it cannot be written to {partition}: "
+                        + (partition.failure or "free some space, then try again")
+                    )
                 # A commit becomes readable in one turn of the loop, over all its partitions, before anyone is told of it. So what this
                 # turn sees is everything that was acknowledged, and of an append to several partitions all or nothing.
                 moment_ms = self._clock.now_ms()

@@ -10,8 +10,8 @@ is harmless where it already is there. Once the segments themselves are synced (
             blocks (u32), then for each block topic id (16 bytes), partition (u32), segment's base offset (i64), position in its file
             (i64), length (u32); then all blocks back to back
 
-A late record (see `late.py`) is an entry like a block's, with -1 for the base offset and in place of the position the offset that it comes
-before; its bytes are the length of its key (u32), the key, and the value.
+A late record (see `checkpoint.py`) is an entry like a block's, with -1 for the base offset and in place of the position the offset that it
+comes before; its bytes are the length of its key (u32), the key, and the value.
 
 The seal of a record is the file's salt xor the record's position: no bytes of a client can pass for a record.
 """

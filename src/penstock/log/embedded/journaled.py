@@ -5,16 +5,15 @@ Late records are recorded only (see `checkpoint.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Callable
 
 import structlog
 
 from penstock.errors import NotWritten
-from penstock.log.embedded.atomic import AtomicAppend, LateRecord
+from penstock.log.embedded.atomic import LatePart
 from penstock.log.embedded.checkpoint import Checkpoints
 from penstock.log.embedded.disk import SpaceReserve, is_full, is_out_of_descriptors, storage_error
-from penstock.log.embedded.failures import fail, flush_failed, recorded_only, written_with
+from penstock.log.embedded.failures import fail, failed_with, flush_failed, recorded_only
 from penstock.log.embedded.journal import Journal, JournalRecord
 from penstock.log.embedded.layout import PartitionCommit
 from penstock.log.embedded.write_files import WriteFiles
@@ -40,10 +39,9 @@ class JournaledWrites:
         self._checkpoints = checkpoints
         self._write_direct = write_direct
 
-    def write(self, parts: list[PartitionCommit]) -> None:
-        """Write laid-out parts, those that are atomic all or none."""
+    def write(self, parts: list[PartitionCommit], late: list[LatePart]) -> None:
+        """Write laid-out parts, those that are atomic all or none, and record late ones with them."""
         plain = [part for part in parts if not part.atomic]
-        late = _late_records(parts)
         full = self._record(parts, late, may_use_reserve=not plain)
         if full is not None and plain:
             # There is no room for a copy, but every part has the room it needs in its own segment.
@@ -57,7 +55,7 @@ class JournaledWrites:
         if full is not None or not parts or parts[0].error is not None:
             return
         starts = [part.partition.writer.file.end for part in parts]
-        failed: list[PartitionCommit] = []
+        failed = False
         for part in parts:
             try:
                 if not part.partition.writer.file.is_open:  # room for another part was made by closing it
@@ -72,19 +70,18 @@ class JournaledWrites:
                     return
                 self._abandon()
                 fail(part, recorded_only(error, part.partition))
-                failed.append(part)
+                failed = True
         for part in parts:
             if part.error is None:
                 part.add_to_index()
         if failed:
-            self._spread_failures(failed, parts)
-            parts = [part for part in parts if part.error is None]
-            late = _late_records(parts)
+            _spread_failures(parts)
         for part in parts:
-            if part.carries_late:
+            if part.carries_late and part.error is None:
                 self._checkpoints.forget_late(part.partition)
-        if late:
-            self._checkpoints.keep_late(late)
+        for each in late:
+            if each.whole.failure is None:
+                self._checkpoints.keep_late(each.partition, each.key, each.value)
 
     def _take_back(self, parts: list[PartitionCommit], starts: list[int], full: OSError) -> None:
         """Remove a commit that the journal has and the segments have no space for, and refuse it."""
@@ -107,12 +104,12 @@ class JournaledWrites:
                 part.refuse(part.appends, storage_error(full, f"writing to {part.partition}"))
 
     def _record(
-        self, parts: list[PartitionCommit], late: list[LateRecord], *, may_use_reserve: bool
+        self, parts: list[PartitionCommit], late: list[LatePart], *, may_use_reserve: bool
     ) -> NotWritten | None:
         """Record the parts in the journal and flush it. Returns the error if nothing was written; if that is unknown, all parts fail."""
         journal = self._journal
         entries = [part.journal_entry() for part in parts]
-        entries += [each.journal_entry() for each in late]
+        entries += [each.partition.late_entry(each.key, each.value) for each in late]
         record = JournalRecord(entries)
         try:
             journal.reserve(record.size_bytes)
@@ -138,30 +135,19 @@ class JournaledWrites:
                 fail(part, flush_failed(error, part.partition))
         return None
 
-    def _spread_failures(self, failed: list[PartitionCommit], parts: list[PartitionCommit]) -> None:
-        """All or nothing holds for readers too: what was written of an atomic append stays out of sight until a restart puts the rest
-        beside it."""
-        while failed:
-            reason = failed[0].partition.failure
-            assert reason is not None
-            failed = written_with(failed, parts)
-            for part in failed:
-                fail(part, reason)
-
     def _abandon(self) -> None:
         """Begin a new journal file and never delete the present one in this run: only a restart can tell what it holds."""
         path = self._checkpoints.abandon()
         _log.error("journal_checkpoint_failed", path=str(path))
 
 
-def _late_records(parts: Sequence[PartitionCommit]) -> list[LateRecord]:
-    """Return the late records that go with parts, in the order in which they were appended."""
-    wholes: list[AtomicAppend] = []
-    for part in parts:
-        wholes += part.telling
-    if not wholes:
-        return []
-    if len(wholes) == 1:
-        return wholes[0].late_records
-    wholes.sort(key=attrgetter("number"))
-    return [record for whole in wholes for record in whole.late_records]
+def _spread_failures(parts: list[PartitionCommit]) -> None:
+    """All or nothing holds for readers too: what was written of an atomic append stays out of sight until a restart puts the rest beside
+    it."""
+    spreading = True
+    while spreading:
+        spreading = False
+        for part in parts:
+            if part.error is None and (reason := failed_with(part)) is not None:
+                fail(part, reason)
+                spreading = True

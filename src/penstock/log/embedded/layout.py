@@ -27,7 +27,7 @@ from penstock.log.block import (
     whole_checksum,
 )
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
-from penstock.log.embedded.atomic import AtomicAppend, Waiting
+from penstock.log.embedded.atomic import Waiting
 from penstock.log.embedded.journal import JournalEntry
 from penstock.log.embedded.segment import Segment
 
@@ -62,7 +62,6 @@ class PartitionCommit:
         "rolled",
         "segment",
         "size_bytes",
-        "telling",
         "timestamp_ms",
         "written",
     )
@@ -80,8 +79,6 @@ class PartitionCommit:
         """Whether some append must not be written alone."""
         self.late = False
         """Whether some append tells where other parts of the commit are laid out."""
-        self.telling: list[AtomicAppend] = []
-        """Atomic appends that leave late records in the journal, if this part leads them."""
         self._measure()
         self.segment: Segment | None = None
         """Where it goes; None before it is laid out."""
@@ -97,14 +94,11 @@ class PartitionCommit:
 
     def _measure(self) -> None:
         size_bytes, atomic, late = 0, False, False
-        self.telling.clear()
         for batch, _, whole in self.appends:
             size_bytes += batch.size_bytes + _ROW_BYTES * batch.count
             if whole is not None:
                 atomic = True
                 late = late or isinstance(batch, LateBatch)
-                if whole.late and whole.leader is self.partition:
-                    self.telling.append(whole)
         self.size_bytes, self.atomic, self.late = size_bytes, atomic, late
 
     def refuse(self, appends: Sequence[Waiting], error: PenstockError) -> None:

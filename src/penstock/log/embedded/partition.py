@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -30,9 +30,10 @@ from penstock.log.api import (
     TopicInfo,
 )
 from penstock.log.block import Block
-from penstock.log.embedded.atomic import AtomicAppend, Waiting
+from penstock.log.embedded.atomic import AtomicAppend, LatePart, Waiting
 from penstock.log.embedded.disk import storage_error
 from penstock.log.embedded.epochs import Epochs
+from penstock.log.embedded.journal import JournalEntry, late_entry
 from penstock.log.embedded.layout import PartitionCommit
 from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.failed_partitions import FailedPartitions
@@ -174,10 +175,10 @@ class EmbeddedPartition(Partition):
             self._loop.call_soon(done, refusal)
             return
         _ = batch.size_bytes  # what has none is a bug of the caller, and must not reach the others
+        self._committer.submit(self, relaxed)
         self._waiting.append(Waiting(batch, done, whole))
         if whole is not None:
             self._atomic_waits = True
-        self._committer.submit(self, relaxed)
 
     def refusal(self) -> PenstockError | None:
         """Why an append made now would not be taken."""
@@ -202,29 +203,22 @@ class EmbeddedPartition(Partition):
                 self._loop.call_soon(waiting.done, refusal)
             self._waiting.clear()
 
-    @property
-    def defers_late(self) -> bool:
-        """Whether late records may stay in the journal. In a compacted topic only the last record of a key counts, so most need never be
-        written here."""
-        config = self.config
-        return config.cleanup == "compact" and config.durability.mode == "fsync"
-
-    def telling(self) -> list[AtomicAppend]:
-        """What waits here and is to leave late records in the journal."""
-        return [append.whole for append in self._waiting if append.whole is not None and append.whole.late]
-
-    def queue_late(self, append: Waiting) -> None:
-        """Have the next commit write a late part here."""
-        self._waiting.append(append)
+    def take_late(self, late: Iterable[LatePart]) -> None:
+        """Have the next commit write late parts here, behind what waits."""
+        self._waiting += [part.as_append() for part in late]
         self._atomic_waits = True
 
     def take_part(self) -> PartitionCommit | None:
         """What the next commit writes here: late records that are in the journal only, and then what waits."""
         appends = self._take_waiting()
-        if self.late and not self.deleted:
+        if self.late and self._failure is None and not self.deleted:
             late = Batch(list(self.late.values()), list(self.late))
             return PartitionCommit(self, [Waiting(late, _ignore, None), *appends], carries_late=True)
         return PartitionCommit(self, appends) if appends else None
+
+    def late_entry(self, key: bytes, value: bytes) -> JournalEntry:
+        """Return what the journal records of a late record."""
+        return late_entry(self.topic_id, self.index, self.writer.next_offset, key, value)
 
     def _take_waiting(self) -> list[Waiting]:
         waiting, self._waiting = self._waiting, []
