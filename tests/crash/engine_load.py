@@ -191,6 +191,13 @@ class EngineLoad:
 
     async def check(self, data_dir: Path) -> None:
         """Open a directory again: what was acknowledged is there, nothing else but what was sent, and of atomic appends all or nothing."""
+        found = await self.check_whole(data_dir)
+        for place, records in self.acked.items():
+            for offset, value in records.items():
+                assert found[place].get(offset) == value, f"{place} offset {offset} was acknowledged"
+
+    async def check_whole(self, data_dir: Path) -> Found:
+        """The same for a directory that may be of an earlier moment; returns what is there."""
         recovered = EmbeddedEngine(data_dir, options=OPTIONS)
         await recovered.start()
         try:
@@ -199,13 +206,11 @@ class EngineLoad:
         finally:
             await recovered.close()
         self._check_table(found)
-        for place, records in self.acked.items():
-            for offset, value in records.items():
-                assert found[place].get(offset) == value, f"{place} offset {offset} was acknowledged"
         everything = {value for records in found.values() for value in records.values()}
         assert everything <= self.sent, "a record is readable that was never sent"
         for values in self.atomic:
             assert values <= everything or not values & everything, "an atomic append is there in part"
+        return found
 
 
 async def create_topics(engine: EmbeddedEngine, names: Iterable[str] = TOPICS) -> None:

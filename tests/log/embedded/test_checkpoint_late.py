@@ -322,7 +322,8 @@ async def test_a_power_cut_at_any_operation_of_a_start_or_a_stop_loses_none(
     crashed = crash_image(data_dir, tmp_path / "crashed")
     for cut_at in itertools.count(1):
         disk = PowerCutDisk(crash_image(crashed, tmp_path / "source"), cut_at)
-        opening = EmbeddedEngine(tmp_path / "source", disk=disk, options=SMALL_JOURNAL)
+        options = EngineOptions(reserve_bytes=0, block_bytes_target=10)  # so that each is a block of its own
+        opening = EmbeddedEngine(tmp_path / "source", disk=disk, options=options)
         with suppress(PenstockError, OSError, AttributeError):  # it may have come as far as nothing that can be closed
             try:
                 await opening.start()
