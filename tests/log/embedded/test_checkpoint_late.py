@@ -199,6 +199,20 @@ async def test_a_snapshot_has_it(open_engine: OpenEngine, tmp_path: Path) -> Non
     assert len(rows) == len(values), "what the backup holds, its table tells of"
 
 
+async def test_a_snapshot_waits_for_a_commit_that_has_written_it_and_is_not_told_of(
+    open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    engine = await opened(open_engine)
+    await start(engine, b"k", b"a")
+    engine.partition("table", 0).append(Batch([b"next"], [b"n"]), lambda _: None, relaxed=True)
+    await asyncio.sleep(0)  # the commit is given to its thread
+    while engine._committer.checkpoints.late:
+        pass  # the loop hears of nothing before the snapshot has begun
+    snapshot = await engine._snapshot()
+    restore(back_up(Path(snapshot.directory), snapshot.id, tmp_path / "backups"), tmp_path / "restored")
+    assert (b"k", b"a@0") in await table(await open_engine(tmp_path / "restored"))
+
+
 async def test_there_are_so_many_in_the_journal_only(open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit, "LATE_RECORDS_MAX", 5)
     engine = await opened(open_engine)

@@ -100,6 +100,8 @@ class Committer:
         """The same for the commit under way."""
         self._lacking_late: list[EmbeddedPartition] = []
         """The partitions that that one writes them to."""
+        self._carries_late = False
+        """Whether the commit under way writes late records of earlier ones to their partition."""
         self._idle = asyncio.Event()
         self._idle.set()
         # Below: the commit thread's own, or whoever has acquired its queue.
@@ -149,6 +151,7 @@ class Committer:
             part = partition.take_part()
             if part is not None:
                 parts.append(part)
+                self._carries_late |= part.carries_late
         self._gathered.clear()
         late = [part for parts_of_one in self._late_gathered.values() for part in parts_of_one]
         self._late_gathered.clear()
@@ -188,7 +191,7 @@ class Committer:
         return True
 
     def _committed(self, parts: list[PartitionCommit], seconds: float) -> None:
-        self._under_way = False
+        self._under_way = self._carries_late = False
         stats = self._stats
         records = 0
         for part in parts:
@@ -224,9 +227,9 @@ class Committer:
             and config.durability.mode == "fsync"
             and batch.size_bytes <= LATE_RECORD_BYTES_MAX
             and len(partition.late) < LATE_RECORDS_MAX
-            and partition
-            not in self._gathered  # no offset would tell whether it came before or after what is appended there
             and not self._late_kept_out
+            # No offset would tell whether it came before or after what the same commit appends there.
+            and partition not in self._gathered
         )
 
     def gather_late(self, part: LatePart) -> None:
@@ -244,7 +247,7 @@ class Committer:
 
     async def write_late(self) -> list[EmbeddedPartition]:
         """Write late records to their partitions; those of a partition that cannot be written to stay in the journal. Return these."""
-        if not self.checkpoints.late:
+        if not (self.checkpoints.late or self._carries_late):
             return []
         written: asyncio.Future[list[EmbeddedPartition]] = self._loop.create_future()
         self._late_awaited.append(written)
