@@ -71,6 +71,10 @@ async def after_a_crash(
     return found
 
 
+async def checkpoint(engine: EmbeddedEngine) -> None:
+    await engine._committer.run(lambda: engine._committer.checkpoints.begin(wait=True))
+
+
 async def test_it_costs_one_flush_and_no_write_to_its_partition(open_engine: OpenEngine, disk: CountingDisk) -> None:
     engine = await opened(open_engine, disk)
     await start(engine, b"k", b"a")
@@ -168,11 +172,26 @@ async def test_a_journal_is_kept_if_its_late_records_cannot_be_written_to_the_ne
     [kept] = journal_paths(data_dir / "journal")
     for operation, times in (("allocate", 2), ("flush", 1)):
         faults.fail(operation, ".journal", errno.ENOSPC, times)
-        await engine._committer.run(lambda: engine._committer.checkpoints.begin(wait=True))
+        await checkpoint(engine)
         assert kept in journal_paths(data_dir / "journal")
         await start(engine, b"other", b"b")
     rows, _ = await after_a_crash(open_engine, data_dir, tmp_path / "image")
     assert sorted(rows) == [(b"k", b"a@0"), (b"other", b"b@2")]
+
+
+async def test_a_full_disk_keeps_no_journal_for_late_records_while_there_is_a_reserve(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, faults: SuffixFaults
+) -> None:
+    engine = await open_engine(disk=faults, options=EngineOptions(reserve_bytes=1 << 16))
+    await engine.create_topic("orders", TopicConfig())
+    await engine.create_topic("table", TopicConfig(cleanup="compact"))
+    await start(engine, b"k", b"a")
+    [before] = journal_paths(data_dir / "journal")
+    faults.fail("allocate", ".journal", errno.ENOSPC, times=2)
+    await checkpoint(engine)
+    assert before not in journal_paths(data_dir / "journal")
+    rows, _ = await after_a_crash(open_engine, data_dir, tmp_path / "image")
+    assert rows == [(b"k", b"a@0")]
 
 
 async def test_maintenance_writes_it_so_that_the_journal_can_go(open_engine: OpenEngine, data_dir: Path) -> None:
@@ -359,10 +378,6 @@ async def test_a_power_cut_at_any_operation_of_a_start_or_a_stop_loses_none(
 
 
 # -- what is left of late records after a failure --------------------------------------------------------------------------
-
-
-async def checkpoint(engine: EmbeddedEngine) -> None:
-    await engine._committer.run(lambda: engine._committer.checkpoints.begin(wait=True))
 
 
 async def test_a_part_without_space_is_what_the_append_is_refused_for(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from penstock.log.embedded.disk import Disk, is_out_of_descriptors
+from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, is_out_of_descriptors
 from penstock.log.embedded.failures import flush_failed
 from penstock.log.embedded.journal import Journal, JournalEntry, JournalRecord
 from penstock.log.embedded.segment import SegmentWriter
@@ -37,10 +37,13 @@ _log = structlog.get_logger(__name__)
 class Checkpoints:
     """Used by the commit thread only, or while its queue is held; the flushing is done in a thread beside it."""
 
-    def __init__(self, disk: Disk, journal: Journal, journal_bytes: int, threads: Threads) -> None:
+    def __init__(
+        self, disk: Disk, journal: Journal, reserve: SpaceReserve, journal_bytes: int, threads: Threads
+    ) -> None:
         """`journal_bytes` is how large a journal may become."""
         self._disk = disk
         self._journal = journal
+        self._reserve = reserve
         self._journal_bytes = journal_bytes
         self._carried_to = 0
         """Where the late records end that the journal begins with."""
@@ -66,7 +69,7 @@ class Checkpoints:
         if retired is None:
             return
         if not self._carry_late():
-            _log.error("journal_kept", path=str(retired), error="late records cannot be written to the next one")
+            _log.error("journal_kept", path=str(retired), error="it has late records that the next one lacks")
             retired = None
         unsynced, self.unsynced = self.unsynced, {}
         work = []
@@ -115,7 +118,7 @@ class Checkpoints:
             return all_carried
         record = JournalRecord(entries)
         try:
-            self._journal.reserve(record.size_bytes)
+            self._make_room(record.size_bytes)
         except OSError:
             return False
         try:
@@ -126,6 +129,15 @@ class Checkpoints:
             return False
         self._carried_to = self._journal.end
         return all_carried
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Make sure of space in the new journal. On a full disk the reserve is used: to keep the last journal would take far more."""
+        try:
+            self._journal.reserve(size_bytes)
+        except OSError as error:
+            if not (is_full(error) and self._reserve.release()):
+                raise
+            self._journal.reserve(size_bytes)
 
     def finish_if_done(self) -> None:
         if self._running is not None and self._running.done():

@@ -105,7 +105,7 @@ class Committer:
         self._idle = asyncio.Event()
         self._idle.set()
         # Below: the commit thread's own, or whoever has acquired its queue.
-        self.checkpoints = Checkpoints(disk, journal, options.journal_bytes, threads)
+        self.checkpoints = Checkpoints(disk, journal, reserve, options.journal_bytes, threads)
         self._unflushed: dict[EmbeddedPartition, None] = {}
         """Partitions with blocks that neither a flush nor the journal covers, as `interval` and `none` allow."""
         self._interval_due: dict[EmbeddedPartition, float] = {}
