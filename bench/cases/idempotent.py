@@ -1,7 +1,7 @@
 """The idempotent producer of Penstock's client beside the same client without: calls of `send_many`, and single sends at the same time.
 
-Requests of an idempotent producer go through the journal with the entry that makes them repeatable. So does what is spread over several
-partitions, of any producer; a topic with one partition is where it costs most.
+Requests of an idempotent producer go through the journal with the entry that makes them repeatable, which is written to its table later. So
+does what is spread over several partitions, of any producer; a topic with one partition is where it costs most.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ import json
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.log.api import Appended, Batch, BatchFor, Durability, Partition, TopicConfig
+from penstock.log.api import Appended, Batch, BatchFor, Durability, LateBatch, Partition, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
 
@@ -24,7 +24,9 @@ TOPICS = {
     "two": TopicConfig(partitions=2, segment_bytes=4096),
     "unflushed": TopicConfig(segment_bytes=4096, durability=Durability("none")),
     "squeezed": TopicConfig(segment_bytes=4096, compression="zstd"),
+    "table": TopicConfig(segment_bytes=4096, cleanup="compact"),
 }
+TABLE_KEYS = 3
 OPTIONS = EngineOptions(
     journal_bytes=16 << 10,
     checkpoint_bytes=2048,
@@ -46,6 +48,8 @@ class EngineLoad:
         self.acked: Found = defaultdict(dict)
         self.sent: set[bytes] = set()
         self.atomic: list[set[bytes]] = []
+        self.told: dict[int, tuple[int, set[bytes]]] = {}
+        """By number: the key of a late record, and the values that it tells of."""
         self._number = 0
 
     @classmethod
@@ -66,6 +70,9 @@ class EngineLoad:
             self.sent.update(value.encode() for value in details)
         elif what == "atomic":
             self.atomic.append({value.encode() for value in details})
+        elif what == "told":
+            number, key, *values = details
+            self.told[number] = key, {value.encode() for value in values}
         else:
             topic, index, base_offset, values = details
             for at, value in enumerate(values):
@@ -87,7 +94,12 @@ class EngineLoad:
     async def turn(self, engine: EmbeddedEngine) -> None:
         """A few appends at once, sometimes an atomic one, sometimes housekeeping."""
         loop = asyncio.get_running_loop()
-        partitions = [engine.partition(name, index) for name in TOPICS for index in range(TOPICS[name].partitions)]
+        partitions = [
+            engine.partition(name, index)
+            for name in TOPICS
+            for index in range(TOPICS[name].partitions)
+            if name != "table"
+        ]
         futures = []
         for partition in self._chance.sample(partitions, self._chance.randint(1, 3)):
             values, future = self.values(), loop.create_future()
@@ -105,6 +117,12 @@ class EngineLoad:
             futures.append(future)
         if self._chance.random() < 0.3:
             futures.append(self._append_atomic(engine, self._chance.sample(partitions, 3)))
+        futures += [
+            self._append_told(engine, self._chance.sample(partitions, self._chance.choice((1, 1, 2))))
+            for _ in range(self._chance.choice((0, 0, 1, 3)))
+        ]
+        if self._chance.random() < 0.1:
+            futures.append(self._append_to_table(engine))
         await asyncio.gather(*futures)
         if self._chance.random() < 0.1:
             await engine.maintain()
@@ -124,8 +142,62 @@ class EngineLoad:
         engine.append_atomic([BatchFor(partition, Batch(values)) for partition, values in parts], done)
         return future
 
+    def _append_told(self, engine: EmbeddedEngine, partitions: list[Partition]) -> asyncio.Future[None]:
+        """Append to partitions, and to the table where that is."""
+        parts = [(partition, self.values()) for partition in partitions]
+        values = [value.decode() for _, values in parts for value in values]
+        self._number += 1
+        number, key = self._number, self._number % TABLE_KEYS
+        self._tell("atomic", *values)
+        self._tell("told", number, key, *values)
+        future = asyncio.get_running_loop().create_future()
+
+        def make(places: Mapping[Partition, Appended]) -> Batch:
+            told = [[part.topic, part.index, places[part].base_offset] for part in partitions]
+            return Batch([json.dumps([number, told]).encode()], [b"%d" % key])
+
+        def done(result: object) -> None:
+            if not isinstance(result, PenstockError):
+                assert isinstance(result, list)
+                for (partition, values), appended in zip(parts, result, strict=False):
+                    self.note(partition, values, appended)
+            future.set_result(None)
+
+        late = BatchFor(engine.partition("table", 0), LateBatch(make, 400))
+        engine.append_atomic([*(BatchFor(partition, Batch(values)) for partition, values in parts), late], done)
+        return future
+
+    def _append_to_table(self, engine: EmbeddedEngine) -> asyncio.Future[None]:
+        """Append something to the table that tells of nothing."""
+        future = asyncio.get_running_loop().create_future()
+        batch = Batch([json.dumps([0, []]).encode()], [b"other"])
+        engine.partition("table", 0).append(batch, lambda _: future.set_result(None))
+        return future
+
+    def _check_table(self, found: Found) -> None:
+        """Of each key the table tells of the last append that is there, and where that is."""
+        rows = [json.loads(value) for _, value in sorted(found.pop(("table", 0), {}).items())]
+        last = {self.told[number][0]: (number, places) for number, places in rows if number}
+        values = {value for records in found.values() for value in records.values()}
+        for number, (key, told) in self.told.items():
+            assert number <= last.get(key, (0, []))[0] or not told & values, (
+                "an append is there, and the table does not tell"
+            )
+        for number, places in last.values():
+            for topic, index, base_offset in places:
+                assert found[topic, index].get(base_offset) in self.told[number][1], (
+                    "what the table tells of is not there"
+                )
+
     async def check(self, data_dir: Path) -> None:
         """Open a directory again: what was acknowledged is there, nothing else but what was sent, and of atomic appends all or nothing."""
+        found = await self.check_whole(data_dir)
+        for place, records in self.acked.items():
+            for offset, value in records.items():
+                assert found[place].get(offset) == value, f"{place} offset {offset} was acknowledged"
+
+    async def check_whole(self, data_dir: Path) -> Found:
+        """The same for a directory that may be of an earlier moment; returns what is there."""
         recovered = EmbeddedEngine(data_dir, options=OPTIONS)
         await recovered.start()
         try:
@@ -133,13 +205,12 @@ class EngineLoad:
             assert recovered.stats.corrupt_blocks == 0, "a crash tears what nobody was promised, and damages nothing"
         finally:
             await recovered.close()
-        for place, records in self.acked.items():
-            for offset, value in records.items():
-                assert found[place].get(offset) == value, f"{place} offset {offset} was acknowledged"
+        self._check_table(found)
         everything = {value for records in found.values() for value in records.values()}
         assert everything <= self.sent, "a record is readable that was never sent"
         for values in self.atomic:
             assert values <= everything or not values & everything, "an atomic append is there in part"
+        return found
 
 
 async def create_topics(engine: EmbeddedEngine, names: Iterable[str] = TOPICS) -> None:

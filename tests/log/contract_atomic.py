@@ -112,6 +112,34 @@ class AtomicContract:
         [in_one, _] = await kept
         assert (await read_values(one), await read_values(table)) == ([b"a"], [b"%d" % in_one.base_offset])
 
+    async def test_late_records_of_a_compacted_topic_are_there_when_it_is_opened_again(self, storage: Storage) -> None:
+        engine = await storage.open()
+        one = await make_partition(engine, "one")
+        table = await make_partition(engine, "table", TopicConfig(cleanup="compact"))
+
+        def telling(key: bytes) -> LateBatch:
+            return LateBatch(lambda places: Batch([b"%d" % places[one].base_offset], [key]), 100)
+
+        told: dict[bytes | None, bytes | None] = {}
+        for number in range(6):
+            key = b"key %d" % (number % 2)
+            parts = [BatchFor(one, Batch([b"v"])), BatchFor(table, telling(key))]
+            told[key] = b"%d" % (await start_atomic_append(engine, parts))[0].base_offset
+        engine = await storage.reopen()
+        table = engine.partition("table", 0)
+        assert {record.key: record.value for record in await read_all(table)} == told
+        await append(table, [b"next"], [b"behind"])
+        assert (await read_values(table))[-1] == b"next"
+
+    async def test_what_follows_late_records_of_a_compacted_topic_comes_behind_them(self, storage: Storage) -> None:
+        engine = await storage.open()
+        one = await make_partition(engine, "one")
+        table = await make_partition(engine, "table", TopicConfig(cleanup="compact"))
+        late = LateBatch(lambda places: Batch([b"late"], [b"key"]), 100)
+        await start_atomic_append(engine, [BatchFor(one, Batch([b"v"])), BatchFor(table, late)])
+        await append(table, [None], [b"key"])
+        assert await read_values(table) == [b"late", None]
+
     async def test_an_atomic_append_names_each_partition_once(self, storage: Storage) -> None:
         engine = await storage.open()
         partition = await make_partition(engine)

@@ -204,6 +204,9 @@ class LateBatch:
 
     `make` gets those places by partition. It is called in another thread, perhaps several times before the commit is written, so it uses
     nothing that changes, and does not fail. What it returned last is what is stored.
+
+    In a compacted topic it is a key and a value. It is durable with the append, and may be readable later: in front of what is appended to
+    its partition next, and when the log is opened again. What another with the same key has replaced by then need not be there.
     """
 
     __slots__ = ("make", "size_bytes")
@@ -559,5 +562,6 @@ class Engine(ABC):
         """Append to several partitions (each named once): after a crash all parts are there or none is.
 
         What these partitions held before is durable with it, whatever the durability of their topics. A LateBatch is told where the
-        other parts are stored; if there are several, none of them is told of another.
+        other parts are stored; if there are several, none of them is told of another. Where it is stored itself is not told if that is
+        later, by an offset of -1.
         """

@@ -1,7 +1,7 @@
 """Writes the data directories that every later version must open: `python -m tests.log.embedded.format_fixture`.
 
 One archive for each way to stop, in `tests/log/fixtures`, named after the format; with the records that it holds, in `expected.json`.
-Run it when the format gets a new version, never for one that is there already.
+Run it when the format gets a new version, or something is added to it; archives that are there already stay as they are.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import asyncio
 import json
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.log.api import Batch, BatchFor, Durability, TopicConfig
+from penstock.log.api import Appended, Batch, BatchFor, Durability, LateBatch, Partition, TopicConfig
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.salts import FORMAT
 from penstock.record_headers import encode_headers
@@ -23,6 +24,8 @@ from tests.log.records import Record, append, start_atomic_append
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 OPTIONS = EngineOptions(reserve_bytes=0, maintenance_interval_s=3600, block_bytes_target=600, compact_dirty_ratio=0.0)
 NEVER_MS = 1 << 45
+STOPS = ("clean", "crashed", "crashed-late")
+"""The last one has late records in its journal, which were added to format 2."""
 
 
 async def write(engine: EmbeddedEngine, clock: ManualClock) -> None:
@@ -52,6 +55,18 @@ async def write(engine: EmbeddedEngine, clock: ManualClock) -> None:
     await engine.maintain()
 
 
+async def write_late(engine: EmbeddedEngine) -> None:
+    """Late records that only the journal has, one of them replaced by another."""
+    plain, table = engine.partition("plain", 0), engine.partition("table", 0)
+    for number in range(3):
+        key = b"late-%d" % (number % 2)
+
+        def told(places: Mapping[Partition, Appended], key: bytes = key) -> Batch:
+            return Batch([b"at %d" % places[plain].base_offset], [key])
+
+        await start_atomic_append(engine, [BatchFor(plain, Batch([b"told"])), BatchFor(table, LateBatch(told, 50))])
+
+
 def as_json(records: dict[tuple[str, int], list[Record]]) -> str:
     def text(cell: bytes | None) -> str | None:
         return None if cell is None else cell.hex()
@@ -72,29 +87,35 @@ def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-async def main(directory: Path) -> None:
-    clock, data_dir = ManualClock(), directory / "clean"
+async def make(directory: Path, stop: str) -> None:
+    """Write one archive."""
+    clock, data_dir = ManualClock(), directory / "running"
     engine = EmbeddedEngine(data_dir, clock=clock, options=OPTIONS)
     await engine.start()
     await write(engine, clock)
-    crashed = crash_image(data_dir, directory / "crashed")
-    for topic, info in engine.topics().items():
-        for index in range(info.config.partitions):
-            engine.partition(topic, index).tail.forget()  # what compaction has removed is still there
-    expected = as_json(await everything(engine))
+    if stop.endswith("late"):
+        await write_late(engine)
+    stopped = data_dir
+    if stop.startswith("crashed"):
+        stopped = crash_image(data_dir, directory / "crashed")
+        with segment_files(stopped, "zstd")[-1].open("ab") as file:
+            file.write(b"torn")
+        for path in stopped.rglob("*.journal"):
+            path.write_bytes(path.read_bytes().rstrip(b"\0"))  # reserved space says nothing
     await engine.close()
-    with segment_files(crashed, "zstd")[-1].open("ab") as file:
-        file.write(b"torn")
-    for path in crashed.rglob("*.journal"):
-        path.write_bytes(path.read_bytes().rstrip(b"\0"))  # reserved space says nothing
-    for stop in ("clean", "crashed"):
-        (directory / stop / "expected.json").write_text(expected)
-        archive = FIXTURES / f"format-{FORMAT}-{stop}.tar.gz"
-        assert not archive.exists(), f"{archive} must never change"
-        with tarfile.open(archive, "w:gz") as tar:
-            tar.add(directory / stop, arcname=".", filter=without_owner)
+    opened = EmbeddedEngine(crash_image(stopped, directory / "opened"), clock=ManualClock(), options=OPTIONS)
+    await opened.start()
+    (stopped / "expected.json").write_text(as_json(await everything(opened)))
+    await opened.close()
+    with tarfile.open(archive_of(stop), "w:gz") as tar:
+        tar.add(stopped, arcname=".", filter=without_owner)
+
+
+def archive_of(stop: str) -> Path:
+    return FIXTURES / f"format-{FORMAT}-{stop}.tar.gz"
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        asyncio.run(main(Path(place)))
+    for missing in [each for each in STOPS if not archive_of(each).exists()]:  # those that are there must never change
+        with tempfile.TemporaryDirectory() as place:
+            asyncio.run(make(Path(place), missing))

@@ -69,7 +69,7 @@ def path_of(fd: int) -> Path:
 
 async def settled(engine: EmbeddedEngine) -> None:
     """Wait for a checkpoint under way, so that an image can be taken of one moment."""
-    await engine._committer.run(engine._committer._finish_checkpoint)
+    await engine._committer.run(engine._committer.checkpoints.finish)
 
 
 def crash_image(data_dir: Path, image: Path) -> Path:

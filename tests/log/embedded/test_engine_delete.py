@@ -137,7 +137,7 @@ async def test_a_checkpoint_during_a_delete_that_fails_takes_nothing_from_the_to
             committer = self.committer
             if committer is not None and old.is_dir():
                 asyncio.run_coroutine_threadsafe(
-                    committer.run(lambda: committer.checkpoint(wait=True)), engine._loop
+                    committer.run(lambda: committer.checkpoints.begin(wait=True)), engine._loop
                 ).result()
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             super().rename(old, new)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.salts import FORMAT
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.format_fixture import FIXTURES, OPTIONS, as_json
+from tests.log.embedded.format_fixture import FIXTURES, OPTIONS, STOPS, archive_of, as_json
 from tests.log.embedded.storage import everything, files
 from tests.log.records import append, read_values
 
@@ -24,7 +23,7 @@ def unpacked(archive: Path, target: Path) -> Path:
 
 
 def test_there_is_a_directory_of_the_present_format_after_each_way_to_stop() -> None:
-    assert {f"format-{FORMAT}-clean.tar.gz", f"format-{FORMAT}-crashed.tar.gz"} <= {path.name for path in ARCHIVES}
+    assert {archive_of(stop) for stop in STOPS} <= set(ARCHIVES)
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)

@@ -16,6 +16,7 @@ from penstock.log.embedded.journal import (
     JournalRecord,
     encode_file_head,
     journal_paths,
+    late_entry,
     read_records,
 )
 from penstock.log.embedded.recovery import redo_journal
@@ -217,7 +218,7 @@ def test_redo_puts_blocks_in_their_place_however_often(tmp_path: Path) -> None:
         return tmp_path if (topic_id, partition) == (TOPIC, 0) else None
 
     for _ in range(3):
-        assert redo_journal(Disk(), tmp_path / "journal", directory_of, Syncs(Disk())) == []
+        assert redo_journal(Disk(), tmp_path / "journal", directory_of, Syncs(Disk())) == ([], [])
         assert segment.read_bytes() == b"12345abcdefghi"
 
 
@@ -253,7 +254,7 @@ def test_redo_names_a_damaged_journal_and_applies_what_it_can(tmp_path: Path) ->
     data[len(HEAD) + 24] ^= 1
     path = tmp_path / "journal" / "0.journal"
     path.write_bytes(data)
-    assert redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path, Syncs(Disk())) == [path]
+    assert redo_journal(Disk(), tmp_path / "journal", lambda *_: tmp_path, Syncs(Disk())).damaged == [path]
     assert segment.read_bytes() == b"12345\0\0\0def"
 
 
@@ -268,6 +269,13 @@ def test_what_redo_wrote_is_flushed(tmp_path: Path) -> None:
     redo_journal(disk, tmp_path / "journal", lambda *_: tmp_path, syncs)
     with pytest.raises(OSError, match="error"):
         syncs.finish()
+
+
+def test_a_late_record_is_an_entry_without_a_segment() -> None:
+    late = late_entry(TOPIC, 3, 17, b"key", b"value")
+    [[block, read_back]], _ = read(journal_of([RECORDS[0][0], late]))
+    assert (block.is_late, read_back.is_late) == (False, True)
+    assert (read_back.partition, read_back.position, read_back.late_record()) == (3, 17, (b"key", b"value"))
 
 
 def test_a_record_of_data_whose_checksum_is_known_is_the_same_record() -> None:

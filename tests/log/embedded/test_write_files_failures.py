@@ -142,7 +142,7 @@ async def test_what_a_checkpoint_could_not_open_is_synced_before_the_journal_goe
         await engine.create_topic(name, TopicConfig())
     await start_atomic_append(engine, [BatchFor(partition_of(engine, name), Batch([b"both"])) for name in "ab"])
     disk.gone = True
-    await engine._committer.run(engine._committer.retire_journal)
+    await engine._committer.run(engine._committer.checkpoints.begin_early)
     await settled(engine)
     disk.gone = False
     assert not list((data_dir / "journal").iterdir()), "their own files are open, and can be synced"
@@ -200,7 +200,7 @@ async def test_a_segment_is_not_sealed_before_a_checkpoint_of_it_has_told_how_it
     for name in ("x", "y"):
         await append(partition_of(engine, name), [b"closes others"])
     clock.advance(20_000)
-    checkpoint = engine._committer._checkpoint
+    checkpoint = engine._committer.checkpoints._running
     assert checkpoint is not None
     waited_for = checkpoint.result
 

@@ -5,8 +5,9 @@ request that is sent again refused rather than stored twice. The sequence number
 broker chooses the partitions of records without a key: whoever sends again finds where they went by the number of the request.
 
 Records and the entry that tells where they are go to the log in one append over several partitions, whose entry is made once their
-offsets are decided (`LateBatch`). In a topic without fsync that would cost the flush that the topic does without. There the answer is kept
-in memory only, and a request that is sent again after a crash is refused if an earlier run of the broker may have stored it.
+offsets are decided and may show in the table later (`LateBatch`). In a topic without fsync that would cost the flush that the topic does
+without. There the answer is kept in memory only, and a request that is sent again after a crash is refused if an earlier run of the
+broker may have stored it.
 
 The number of producers and the bytes of their answers are bounded. Beyond either limit, the least recently used producers of the principal
 with the largest share are evicted (`shares`).
@@ -135,7 +136,8 @@ class IdempotentProducers(Part):
     def __init__(self, context: Context, producer: Producer, validation: Validation) -> None:
         super().__init__(context)
         self.stats = ProducerStats()
-        self._producer = producer
+        self.select = producer.select
+        self.handle = self._engine.partition
         self._validation = validation
         self._partition: Partition | None = None
         self._known: OrderedDict[bytes, _Producer] = OrderedDict()
@@ -375,12 +377,6 @@ class IdempotentProducers(Part):
             known.sequences.end(request.sequence, None)
             self._ended()
             raise
-
-    def select(self, topic: str, partition: int, batch: Batch, faults: Faults | None) -> Accepted:
-        return self._producer.select(topic, partition, batch, faults)
-
-    def handle(self, topic: str, index: int) -> Partition:
-        return self._engine.partition(topic, index)
 
     def append(
         self,

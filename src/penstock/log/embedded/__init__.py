@@ -2,7 +2,8 @@
 
 engine.py        topics and partitions of a data directory  partition.py     append to and read from one
 commit.py        group commit                               layout.py        batches to blocks: offsets are assigned here
-journal.py       commits that span partitions               tail.py          the cached end of a partition
+atomic.py        appends that span partitions               journal.py, journaled.py   commits that span partitions
+checkpoint.py    what leans on the journal, late records    write_files.py   open files of writers
 segment.py, index.py, read_files.py                         segment files, their indexes, and open files of readers
 recovery.py      what happens after a crash                 epochs.py        partitions that lost their tail
 maintenance.py   retention and compaction                   rewrite.py       rewriting segments

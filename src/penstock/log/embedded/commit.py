@@ -6,7 +6,8 @@ answered, and what gathered meanwhile goes next. There is no timer: a lone appen
 
 How a group becomes durable depends on how many files must be flushed for it:
 - one: its segment is written and synced;
-- several: everything goes to the journal, which is synced, and then to the segments (see `journal.py`).
+- several: everything goes to the journal, which is synced, and then to the segments (see `journal.py`), but for late records, which
+  stay in the journal for now (see `checkpoint.py`).
 An atomic append is flushed whatever the durability of its topics. If one of its parts cannot be written, the others are left out of the
 commit; appends that were only gathered with it are not affected.
 
@@ -28,30 +29,24 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
 from penstock.clock import Clock
-from penstock.errors import NotWritten, OutcomeUnknown
+from penstock.errors import InvalidRequest, NotWritten
 from penstock.futures import shield
-from penstock.log.api import EngineStats
-from penstock.log.embedded.checkpoint import open_for_sync, save_index, sync_segments, synced
+from penstock.log.api import EngineStats, LateBatch
+from penstock.log.embedded.atomic import LatePart
+from penstock.log.embedded.checkpoint import Checkpoints, save_index, synced
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, is_out_of_descriptors, storage_error
-from penstock.log.embedded.failures import (
-    flush_failed,
-    recorded_only,
-    refuse_unwritten,
-    refused,
-    write_failed,
-    written_with,
-)
-from penstock.log.embedded.journal import Journal, JournalRecord
+from penstock.log.embedded.failures import fail, flush_failed, refuse_unwritten, refused, write_failed
+from penstock.log.embedded.journal import Journal
+from penstock.log.embedded.journaled import JournaledWrites
 from penstock.log.embedded.layout import PartitionCommit
 from penstock.log.embedded.options import EngineOptions
-from penstock.log.embedded.segment import SegmentWriter
 from penstock.log.embedded.threads import Threads
 from penstock.log.embedded.write_files import WriteFiles
 
@@ -60,6 +55,10 @@ if TYPE_CHECKING:
 
 WRITTEN_ON_LOOP_BYTES_MAX: Final = 32 << 10
 """Of a group. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
+LATE_RECORDS_MAX: Final = 4096
+"""Of a partition, about, and in the journal only: each checkpoint writes them again."""
+LATE_RECORD_BYTES_MAX: Final = 4 << 10
+"""Of one of them, so that they take 16 MiB at most; a larger one is worth a write to its partition."""
 FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4  # of a group: each takes some 50 us beside its bytes
 
 _T = TypeVar("_T")
@@ -91,29 +90,47 @@ class Committer:
         self._scheduled = False
         self._awaited = False
         """Whether somebody waits for an append that has gathered."""
+        self._late_gathered: dict[EmbeddedPartition, list[LatePart]] = {}
+        """What has gathered and is to stay in the journal, by the partition that it belongs to."""
+        self._late_kept_out = 0
+        """How many want late records in their partitions, not only in the journal."""
+        self._late_awaited: list[asyncio.Future[list[EmbeddedPartition]]] = []
+        """Who waits until a commit that is still to be started has written them; gets the partitions that it could not write to."""
+        self._late_being_written: list[asyncio.Future[list[EmbeddedPartition]]] = []
+        """The same for the commit under way."""
+        self._lacking_late: list[EmbeddedPartition] = []
+        """The partitions that that one writes them to."""
+        self._carries_late = False
+        """Whether the commit under way writes late records of earlier ones to their partition."""
         self._idle = asyncio.Event()
         self._idle.set()
         # Below: the commit thread's own, or whoever has acquired its queue.
-        self._unsynced: dict[EmbeddedPartition, None] = {}
-        """Partitions whose journaled blocks are not yet synced in their own segments."""
+        self.checkpoints = Checkpoints(disk, journal, reserve, options.journal_bytes, threads)
         self._unflushed: dict[EmbeddedPartition, None] = {}
         """Partitions with blocks that neither a flush nor the journal covers, as `interval` and `none` allow."""
         self._interval_due: dict[EmbeddedPartition, float] = {}
-        self._checkpointer = threads.pool(1, "penstock-checkpoint")
-        self._checkpoint: Future[None] | None = None
-        self._covered: list[tuple[EmbeddedPartition, SegmentWriter, bytes, int]] = []
-        """What the checkpoint under way syncs, with the index of that moment and how far it covers the segment."""
         self._files = WriteFiles(options.write_files_max, self._sync_own)
+        self._journaled = JournaledWrites(journal, reserve, self._files, self.checkpoints, self._write_direct)
         self._tasks = threads.task_queue("penstock-commit", self._due_in_s, self._sync_due)
 
     # -- on the loop -----------------------------------------------------------------------------------------------------
 
     def submit(self, partition: EmbeddedPartition, relaxed: bool) -> None:
-        """This partition has an append waiting, for which nobody waits if it is `relaxed`."""
-        self._gathered[partition] = None
+        """This partition is about to have an append waiting, for which nobody waits if it is `relaxed`."""
+        self._gather(partition)
         if not relaxed:
             self._awaited = True
         self._idle.clear()
+        self._schedule_commit()
+
+    def _gather(self, partition: EmbeddedPartition) -> None:
+        """Write to this partition with the next commit."""
+        late = self._late_gathered.pop(partition, None)
+        if late is not None:
+            partition.take_late(late)
+        self._gathered[partition] = None
+
+    def _schedule_commit(self) -> None:
         if not self._under_way and not self._scheduled:
             # At the end of this turn of the loop, so that everything the turn brings goes together.
             self._scheduled = True
@@ -122,22 +139,31 @@ class Committer:
     def _start_commit(self) -> None:
         may_write_here = self._scheduled and self._awaited
         self._scheduled = self._awaited = False
+        if self._late_awaited:
+            self._late_being_written, self._late_awaited = self._late_awaited, []
+            self._lacking_late = list(self.checkpoints.late)
+            for partition in (*self._lacking_late, *self._late_gathered):
+                self._gather(partition)
         for partition in self._gathered:
             partition.refuse_waiting()
         parts: list[PartitionCommit] = []
         for partition in self._gathered:
-            appends = partition.take_waiting()
-            if appends:
-                parts.append(PartitionCommit(partition, appends))
+            part = partition.take_part()
+            if part is not None:
+                parts.append(part)
+                self._carries_late |= part.carries_late
         self._gathered.clear()
+        late = [part for parts_of_one in self._late_gathered.values() for part in parts_of_one]
+        self._late_gathered.clear()
         if not parts:
             self._idle.set()
+            self._tell_late_written(parts)
             return
         self._under_way = True
-        if not (may_write_here and self._write_here(parts)):
-            self._tasks.put(lambda: self._commit(parts))
+        if not (may_write_here and self._write_here(parts, late)):
+            self._tasks.put(lambda: self._commit(parts, late))
 
-    def _write_here(self, parts: list[PartitionCommit]) -> bool:
+    def _write_here(self, parts: list[PartitionCommit], late: list[LatePart]) -> bool:
         """Write a group that need not wait for the disk for long; False where it might, or where the commit thread is at work."""
         size_bytes = flushed = 0
         for part in parts:
@@ -152,12 +178,12 @@ class Committer:
             return False
         try:
             now_ms = self._clock.now_ms()
-            if (flushed > 1 and not self._journal.end) or any(part.rolls(now_ms) for part in parts):
+            if ((flushed > 1 or late) and not self._journal.end) or any(part.rolls(now_ms) for part in parts):
                 return False
             if not self._files.has_room_for([part.partition for part in parts]):
                 return False
-            seconds = self._write(parts)
-            if self._journal.end >= self._options.journal_bytes:
+            seconds = self._write(parts, late)
+            if self.checkpoints.is_due:
                 self._tasks.put(self._checkpoint_if_due)
         finally:
             self._tasks.release()
@@ -165,7 +191,7 @@ class Committer:
         return True
 
     def _committed(self, parts: list[PartitionCommit], seconds: float) -> None:
-        self._under_way = False
+        self._under_way = self._carries_late = False
         stats = self._stats
         records = 0
         for part in parts:
@@ -179,8 +205,10 @@ class Committer:
         stats.appended_records += records
         stats.commit_records.observe(records)
         stats.flush_seconds.observe(seconds)
+        if self._late_being_written:
+            self._tell_late_written(parts)
         # The next group starts before these are answered: the disk works while the loop builds replies.
-        if self._gathered:
+        if self._gathered or self._late_awaited:
             self._start_commit()
         else:
             self._idle.set()
@@ -189,6 +217,49 @@ class Committer:
         for part in parts:
             if part.written and part.error is None:
                 part.partition.watchers.notify()
+
+    def defers(self, partition: EmbeddedPartition, batch: LateBatch) -> bool:
+        """Whether the record of a late part may stay in the journal. In a compacted topic only the last one of a key counts, so most need
+        never be written to their partition."""
+        config = partition.config
+        return (
+            config.cleanup == "compact"
+            and config.durability.mode == "fsync"
+            and batch.size_bytes <= LATE_RECORD_BYTES_MAX
+            and len(partition.late) < LATE_RECORDS_MAX
+            and not self._late_kept_out
+            # No offset would tell whether it came before or after what the same commit appends there.
+            and partition not in self._gathered
+        )
+
+    def gather_late(self, part: LatePart) -> None:
+        """Leave a late part in the journal, unless something else is appended to its partition by the same commit."""
+        self._late_gathered.setdefault(part.partition, []).append(part)
+
+    @contextmanager
+    def late_kept_out(self) -> Iterator[None]:
+        """Until this is left, late records go to their partitions at once."""
+        self._late_kept_out += 1
+        try:
+            yield
+        finally:
+            self._late_kept_out -= 1
+
+    async def write_late(self) -> list[EmbeddedPartition]:
+        """Write late records to their partitions; those of a partition that cannot be written to stay in the journal. Return these."""
+        if not (self.checkpoints.late or self._carries_late):
+            return []
+        written: asyncio.Future[list[EmbeddedPartition]] = self._loop.create_future()
+        self._late_awaited.append(written)
+        self._schedule_commit()
+        return await shield(written)
+
+    def _tell_late_written(self, parts: list[PartitionCommit]) -> None:
+        written = {part.partition for part in parts if part.written and part.error is None}
+        unwritten = [each for each in self._lacking_late if each not in written and not each.deleted]
+        told, self._late_being_written, self._lacking_late = self._late_being_written, [], []
+        for each in told:
+            each.set_result(unwritten)
 
     async def drained(self) -> None:
         """Wait until everything submitted is answered."""
@@ -214,66 +285,76 @@ class Committer:
     def stop(self) -> None:
         """End the thread after what it was given; blocks until it has."""
         self._tasks.stop()
-        self._checkpointer.shutdown()
+        self.checkpoints.stop()
 
     # -- in the commit thread --------------------------------------------------------------------------------------------
 
-    def _commit(self, parts: list[PartitionCommit]) -> None:
-        self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts))
+    def _commit(self, parts: list[PartitionCommit], late: list[LatePart]) -> None:
+        self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts, late))
         self._checkpoint_if_due()
 
     def _checkpoint_if_due(self) -> None:
-        if self._checkpoint is not None and self._checkpoint.done():
-            self._finish_checkpoint()
+        self.checkpoints.finish_if_done()
         # Files that lean on the journal are synced before they are closed, and by a checkpoint they are beside the commits.
-        if self._journal.end >= self._options.journal_bytes or len(self._unsynced) > self._files.files_max // 2:
-            self.checkpoint(wait=False)
+        if self.checkpoints.is_due or len(self.checkpoints.unsynced) > self._files.files_max // 2:
+            self.checkpoints.begin(wait=False)
 
-    def _write(self, parts: list[PartitionCommit]) -> float:
-        """Write a group as its topics want it; returns the seconds that took."""
+    def _write(self, parts: list[PartitionCommit], late: list[LatePart]) -> float:
+        """Write a group as its topics want it; returns the seconds that took. The records of `late` stay in the journal."""
         started = time.perf_counter()
         try:
-            self._write_group(parts)
+            self._write_group(parts, late)
         except Exception as error:  # noqa: BLE001 - a bug: the outcome is unknown, and saying so is the only safe answer
             _log.exception("commit_failed")
             for part in parts:
-                self._fail(part, f"unexpected error in a commit ({error}); restart the broker")
+                fail(part, f"unexpected error in a commit ({error}); restart the broker")
+        for each in late:
+            if each.whole.failure is not None:
+                # After anything else is written to its partition, a restart that finds it in the journal would not put it there.
+                each.partition.fail(each.whole.failure)
         return time.perf_counter() - started
 
-    def _write_group(self, parts: list[PartitionCommit]) -> None:
+    def _write_group(self, parts: list[PartitionCommit], late: list[LatePart]) -> None:
         now_ms = self._clock.now_ms()
         if len(parts) == 1 and not parts[0].atomic:
             [part] = parts
             self._lay_out(part, now_ms)
             if part.appends:
-                if part.partition.config.durability.mode == "fsync":
+                if part.is_flushed:
                     self._write_direct(part)
                 else:
                     self._write_unflushed(part)
             return
         # Those that tell where others are laid out come last.
-        late = [part for part in parts if part.late]
-        laid_out = [part for part in parts if not part.late] if late else parts
-        while laid_out or late:
-            for part in laid_out:
+        first: list[PartitionCommit] = []
+        last: list[PartitionCommit] = []
+        for part in parts:
+            (last if part.late else first).append(part)
+        while first or last:
+            for part in first:
                 self._lay_out(part, now_ms)
-            for part in late:
+            for part in last:
                 part.leave_out_refused()  # what has no place in a part that failed cannot tell of it
                 self._lay_out(part, now_ms)
             self._refuse_failed(parts)
+            if self._made(late) and not any(part.refused for part in parts):
+                break
             # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
-            laid_out = [part for part in parts if part.atomic and part.leave_out_refused()]
-            late = [part for part in parts if part.late] if laid_out else []
-            laid_out = [part for part in laid_out if not part.late] if late else laid_out
-        sound = [part for part in parts if part.appends]
-        flushed = [part for part in sound if part.atomic or part.partition.config.durability.mode == "fsync"]
-        if len(flushed) > 1:
-            self._write_journaled(flushed)
+            again = [part for part in parts if part.atomic and part.leave_out_refused()]
+            last = [part for part in parts if part.late] if again else []
+            first = [part for part in again if not part.late]
+        left = [each for each in late if each.whole.refusal is None]
+        flushed: list[PartitionCommit] = []
+        unflushed: list[PartitionCommit] = []
+        for part in parts:
+            if part.appends:
+                (flushed if part.is_flushed else unflushed).append(part)
+        if len(flushed) > 1 or left:
+            self._journaled.write(flushed, left)
         elif flushed:
             self._write_direct(flushed[0])
-        for part in sound:
-            if part not in flushed:
-                self._write_unflushed(part)
+        for part in unflushed:
+            self._write_unflushed(part)
 
     def _refuse_failed(self, parts: list[PartitionCommit]) -> None:
         """Making room for one part closes files of others, and syncing those may fail. What was laid out for them is not written: a
@@ -281,6 +362,22 @@ class Committer:
         for part in parts:
             if part.appends and part.partition.failure is not None:
                 part.refuse(part.appends, refused(part.partition))
+
+    def _made(self, late: list[LatePart]) -> bool:
+        """Make the records of late parts, once all other parts are laid out. False if one is refused."""
+        made = True
+        for each in late:
+            if each.whole.refusal is not None:
+                continue
+            try:
+                each.make()
+            except NotWritten as error:
+                each.whole.refusal, made = error, False
+            except Exception as error:  # noqa: BLE001 - it harms only itself
+                _log.exception("late_record_failed", partition=str(each.partition))
+                refusal = InvalidRequest(f"the records cannot be stored in {each.partition}: {error}")
+                each.whole.refusal, made = refusal, False
+        return made
 
     def _lay_out(self, part: PartitionCommit, now_ms: int) -> None:
         """Prepare the blocks of a part and the space for them. What fails here was not written, and is refused."""
@@ -298,22 +395,23 @@ class Committer:
 
     def _prepare(self, part: PartitionCommit, now_ms: int) -> None:
         partition, target = part.partition, self._options.block_bytes_target
-        if part.rolls(now_ms):
-            self._finish_checkpoint_of(partition)
+        rolls = part.rolls(now_ms)
+        if rolls:
+            self.checkpoints.finish_of(partition)
         if partition.failure is not None:
             raise OSError(errno.EIO, partition.failure)
         if self._reserve.given_up and not partition.internal and self._reserve.is_in_use():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if part.atomic and partition in self._unflushed and not self._flush(partition):
+        if partition in self._unflushed and part.is_flushed and not self._flush(partition):
             # What the journal restores after a power cut must not stand behind something that was lost in it.
             raise OSError(errno.EIO, partition.failure)
         self._files.use(partition)
         try:
-            part.lay_out(now_ms, target)
+            part.lay_out(now_ms, target, rolls=rolls)
         except OSError as error:
             if not (partition.internal and is_full(error) and self._reserve.release()):
                 raise
-            part.lay_out(now_ms, target)
+            part.lay_out(now_ms, target, rolls=part.rolls(now_ms))
 
     def _write_direct(self, part: PartitionCommit) -> None:
         writer = part.partition.writer
@@ -324,13 +422,15 @@ class Committer:
         try:
             writer.file.sync()
         except OSError as error:
-            self._fail(part, flush_failed(error, part.partition))
+            fail(part, flush_failed(error, part.partition))
             return
         if part.partition.failure is not None:
             # The checkpoint has met an error that this flush was not told of: what leans on the journal must go on doing so.
-            self._fail(part, part.partition.failure)
+            fail(part, part.partition.failure)
             return
         self.forget(part.partition)
+        if part.carries_late:
+            self.checkpoints.forget_late(part.partition)
         index = writer.segment.index
         if index.covers - index.saved_covers >= self._options.checkpoint_bytes:
             save_index(writer, index.encode(), index.covers)
@@ -361,178 +461,24 @@ class Committer:
             try:
                 file.cut(end)  # a record that was refused must not come back after a crash
             except OSError as worse:
-                self._fail(part, flush_failed(worse, part.partition))
+                fail(part, flush_failed(worse, part.partition))
                 return False
             if is_full(error):
                 part.refuse(part.appends, storage_error(error, f"writing to {part.partition}"))
             else:
-                self._fail(part, write_failed(error, part.partition))
+                fail(part, write_failed(error, part.partition))
             return False
         return True
 
-    def _write_journaled(self, parts: list[PartitionCommit]) -> None:
-        plain = [part for part in parts if not part.atomic]
-        full = self._write_journal(parts, may_use_reserve=not plain)
-        if full is not None and plain:
-            # There is no room for a copy, but every part has the room it needs in its own segment.
-            for part in plain:
-                self._write_direct(part)
-            parts = [part for part in parts if part.atomic]
-            full = self._write_journal(parts, may_use_reserve=True) if parts else None
-        if full is not None:
-            for part in parts:
-                part.refuse(part.appends, full)
-        if full is not None or not parts or parts[0].error is not None:
-            return
-        starts = [part.partition.writer.file.end for part in parts]
-        for part in parts:
-            try:
-                if not part.partition.writer.file.is_open:  # room for another part was made by closing it
-                    self._files.use(part.partition)
-                self._unsynced[part.partition] = None  # by now: to make room for another part, its file may be closed
-                part.write_data()
-            except OSError as error:
-                may_be_undone = all(part.error is None for part in parts)
-                if may_be_undone and (is_full(error) or is_out_of_descriptors(error)):
-                    # Reserved space is not everywhere kept free: file systems that copy on write may run out of it here.
-                    self._take_back(parts, starts, error)
-                    return
-                self._abandon_journal()
-                self._fail(part, recorded_only(error, part.partition))
-        for part in parts:
-            if part.error is None:
-                part.add_to_index()
-        self._spread_failures(parts)
-
-    def _take_back(self, parts: list[PartitionCommit], starts: list[int], full: OSError) -> None:
-        """Remove a commit that the journal has and the segments have no space for, and refuse it."""
-        try:
-            for part, start in zip(parts, starts, strict=True):
-                file = part.partition.writer.file
-                if file.end != start or file.is_open:
-                    self._files.use(part.partition)
-                    file.cut(start)
-                    file.sync()  # before the journal: without it, a part alone must not come back after a power cut
-            self._journal.undo_last()
-            self._journal.sync()
-        except OSError:
-            self._abandon_journal()
-            for part in parts:
-                self._fail(part, recorded_only(full, part.partition))
-                self._unsynced[part.partition] = None
-        else:
-            for part in parts:
-                part.refuse(part.appends, storage_error(full, f"writing to {part.partition}"))
-
-    def _write_journal(self, parts: list[PartitionCommit], *, may_use_reserve: bool) -> NotWritten | None:
-        """Record the parts in the journal and flush it. Returns the error if nothing was written; if that is unknown, all parts fail."""
-        journal = self._journal
-        record = JournalRecord([part.journal_entry() for part in parts])
-        try:
-            journal.reserve(record.size_bytes)
-        except OSError as error:
-            if is_full(error) and may_use_reserve and self._reserve.release():
-                return self._write_journal(parts, may_use_reserve=False)
-            return storage_error(error, "preparing a write to the journal")
-        try:
-            try:
-                journal.write(record)
-            except OSError as error:
-                if not is_full(error):
-                    raise
-                journal.undo_last()
-                if may_use_reserve and self._reserve.release():
-                    return self._write_journal(parts, may_use_reserve=False)
-                return storage_error(error, "writing to the journal")
-            journal.sync()
-        except OSError as error:
-            # The record may or may not be on disk. The file is left for the next start to look at, as it stands.
-            self._abandon_journal()
-            for part in parts:
-                self._fail(part, flush_failed(error, part.partition))
-        return None
-
-    def _spread_failures(self, parts: list[PartitionCommit]) -> None:
-        """All or nothing holds for readers too: what was written of an atomic append stays out of sight until a restart puts the rest
-        beside it."""
-        failed = [part for part in parts if part.error is not None]
-        while failed:
-            reason = failed[0].partition.failure
-            assert reason is not None
-            failed = written_with(failed, parts)
-            for part in failed:
-                self._fail(part, reason)
-
-    def _abandon_journal(self) -> None:
-        """Begin a new journal file and never delete the present one in this run: only a restart can tell what it holds."""
-        path = self._journal.retire()
-        _log.error("journal_checkpoint_failed", path=str(path))
-
-    def checkpoint(self, *, wait: bool) -> None:
-        """Sync the segments that lean on the journal, then delete it. In the commit thread; the syncing is done beside it."""
-        self._finish_checkpoint()
-        retired = self._journal.retire()
-        if retired is None:
-            return
-        unsynced, self._unsynced = self._unsynced, {}
-        work = []
-        for partition in unsynced:
-            writer = partition.writer
-            try:
-                # If the partition has failed, a sync of its segment proves nothing, so what the journal holds of it must stay.
-                if partition.failure is not None:
-                    raise OSError(errno.EIO, "the partition refuses writes")
-                index = writer.segment.index
-                fd = open_for_sync(self._disk, partition)
-                if fd is not None:
-                    work.append((partition, fd))
-                self._covered.append((partition, writer, index.encode(), index.covers))
-            except OSError as error:
-                _log.error("journal_kept", path=str(retired), partition=str(partition), error=str(error))
-                retired = None
-        self._checkpoint = self._checkpointer.submit(sync_segments, self._disk, work, retired)
-        if wait:
-            self._finish_checkpoint()
-
-    def retire_journal(self) -> None:
-        """Begin a checkpoint if there is a journal, however small; in the commit thread. Once in a while, so that a start after a crash
-        has little to replay."""
-        if self._journal.end:
-            self.checkpoint(wait=False)
-
-    def _finish_checkpoint(self) -> None:
-        """Wait for a checkpoint under way; what it synced need not be scanned after a crash."""
-        if self._checkpoint is None:
-            return
-        self._checkpoint.result()
-        self._checkpoint = None
-        covered, self._covered = self._covered, []
-        for partition, writer, encoded, covers in covered:
-            # Sealed or settled meanwhile, it has a later index.
-            index = writer.segment.index
-            if partition.failure is None and not partition.deleted and not index.sealed and index.saved_covers < covers:
-                save_index(writer, encoded, covers)
-
-    def _finish_checkpoint_of(self, partition: EmbeddedPartition) -> None:
-        """Before a partition's segment is sealed, wait for a checkpoint that syncs it: the system tells an error of writing back to no
-        opening of the file after the one that heard of it, and nothing is redone in a segment that another one follows."""
-        if any(covered is partition for covered, *_ in self._covered):
-            self._finish_checkpoint()
-
-    def _fail(self, part: PartitionCommit, reason: str) -> None:
-        """Nobody knows whether the part is stored, so its partition refuses writes until a restart has looked."""
-        part.error = part.error or OutcomeUnknown(f"whether these records are on disk is unknown: {reason}")
-        part.partition.fail(reason)
-
     def forget(self, partition: EmbeddedPartition) -> None:
         """Everything the partition wrote is synced, or it is closed or deleted; in the commit thread."""
-        self._unsynced.pop(partition, None)
+        self.checkpoints.unsynced.pop(partition, None)
         self._unflushed.pop(partition, None)
         self._interval_due.pop(partition, None)
 
     def _sync_own(self, partition: EmbeddedPartition) -> None:
         """Sync what neither a flush nor a checkpoint has synced yet in the partition's own segment."""
-        if (partition in self._unsynced or partition in self._unflushed) and synced(partition):
+        if (partition in self.checkpoints.unsynced or partition in self._unflushed) and synced(partition):
             self.forget(partition)
 
     def settle(self, partition: EmbeddedPartition) -> None:
@@ -561,7 +507,7 @@ class Committer:
 
     def roll(self, partition: EmbeddedPartition, now_ms: int) -> None:
         """Begin a new segment of a partition; in the commit thread. If that fails, the last one goes on as it was."""
-        self._finish_checkpoint_of(partition)
+        self.checkpoints.finish_of(partition)
         if partition.failure is not None:
             raise OSError(errno.EIO, partition.failure)
         self._files.use(partition)
@@ -572,6 +518,7 @@ class Committer:
     def close(self, partition: EmbeddedPartition) -> None:
         """Close a partition's file for good; in the commit thread."""
         self.forget(partition)
+        self.checkpoints.late.pop(partition, None)  # if its topic was deleted, nobody misses them
         self._files.forget(partition)
         partition.writer.file.close()
 

@@ -29,6 +29,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     DataDirectoryInUse,
     InvalidRequest,
+    NotWritten,
     ShuttingDown,
     TopicExists,
     TopicNotFound,
@@ -40,24 +41,23 @@ from penstock.log.api import (
     EngineStats,
     LogFiles,
     OnAllAppended,
-    Partition,
     Snapshot,
     TopicConfig,
     TopicInfo,
     missing_partition,
 )
+from penstock.log.embedded.atomic import start_atomic
 from penstock.log.embedded.clean_stop import CLEAN_STOP_FILE, Ends, encode_clean_stop, read_clean_stop
 from penstock.log.embedded.commit import Committer
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, storage_error
 from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.importing import EmbeddedImport
-from penstock.log.embedded.journal import Journal, journal_paths
-from penstock.log.embedded.layout import AtomicAppend
+from penstock.log.embedded.journal import Journal, JournalEntry, journal_paths
 from penstock.log.embedded.maintenance import Maintenance
 from penstock.log.embedded.manifest import RESTORING_DIRECTORY, TOPICS_DIRECTORY
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
-from penstock.log.embedded.recovery import PartitionRecovery, redo_journal
+from penstock.log.embedded.recovery import PartitionRecovery, Redone, redo_journal
 from penstock.log.embedded.snapshot import SNAPSHOTS_DIRECTORY, SegmentLink, Snapshots, TopicLinks
 from penstock.log.embedded.syncs import SYNC_THREADS, Syncs
 from penstock.log.embedded.threads import Threads
@@ -147,7 +147,7 @@ class EmbeddedEngine(Engine):
         self._ends_at_stop = self._read_clean_stop()
         self._clean_stop = self._ends_at_stop is not None
         self._loaded = self._files.load_all()
-        self._damaged_journals: list[Path] = []
+        self._redone = Redone([], [])
         if not self._clean_stop:
             topics = {bytes.fromhex(topic.info.id): topic.info for topic in self._loaded}
 
@@ -155,7 +155,7 @@ class EmbeddedEngine(Engine):
                 info = topics.get(topic_id)
                 return None if info is None else self._files.partition_directory(info, index)
 
-            self._damaged_journals = redo_journal(self._disk, journal_directory, partition_directory, syncs)
+            self._redone = redo_journal(self._disk, journal_directory, partition_directory, syncs)
 
     def _read_clean_stop(self) -> Ends | None:
         try:
@@ -183,7 +183,7 @@ class EmbeddedEngine(Engine):
         journal_directory = self._data_dir / "journal"
         journals = journal_paths(journal_directory)
         next_journal = int(journals[-1].stem) + 1 if journals else 0
-        await self._loop.run_in_executor(None, self._finish_recovery, journals)
+        await self._loop.run_in_executor(None, self._finish_recovery, [] if self._redone.late else journals)
         self._recovery = recovery
         self._readers = ThreadPoolExecutor(options.reader_threads, "penstock-read")
         journal = Journal(self._disk, journal_directory, next_journal)
@@ -193,6 +193,11 @@ class EmbeddedEngine(Engine):
         for topic, parts in opened:
             self._add_topic(topic, parts)
         self._refuse_writes_in_unsaved_epochs()
+        if self._redone.late and await self._write_late(self._redone.late):
+            try:
+                await self._loop.run_in_executor(None, self._remove_journals, journals)
+            except OSError as error:
+                _log.warning("journal_not_removed", error=str(error))  # the next start applies it once more
         interval_s = options.maintenance_interval_s
         # A pass may have rewritten much before it fails, so it is not repeated sooner than it would be anyway.
         self._maintaining = self._background.loop(
@@ -246,15 +251,32 @@ class EmbeddedEngine(Engine):
 
     def _finish_recovery(self, journals: list[Path]) -> None:
         """Everything is synced in its own place now, so the journal has served; and from here on a crash is a crash."""
+        self._remove_journals(journals)
+        self._disk.unlink(self._data_dir / CLEAN_STOP_FILE)
+        self._disk.sync_directory(self._data_dir)
+        self._reserve.hold()
+
+    def _remove_journals(self, journals: list[Path]) -> None:
         for path in journals:
-            if path in self._damaged_journals:
+            if path in self._redone.damaged:
                 self._disk.rename(path, path.with_name(path.name + _DAMAGED_SUFFIX))
             else:
                 self._disk.unlink(path)
         self._disk.sync_directory(self._data_dir / "journal")
-        self._disk.unlink(self._data_dir / CLEAN_STOP_FILE)
-        self._disk.sync_directory(self._data_dir)
-        self._reserve.hold()
+
+    async def _write_late(self, found: Sequence[JournalEntry]) -> bool:
+        """Append late records that a crash has left in the journal only; False if that fails. Then their partition refuses writes, and the
+        journal stays for the next start."""
+        ours = {(each.topic_id, each.index): each for parts in self._partitions.values() for each in parts}
+        for entry in found:
+            partition = ours.get((entry.topic_id, entry.partition))
+            # One that lies before the end was written with what came next.
+            if partition is not None and entry.position >= partition.committed_end:
+                self._committer.checkpoints.keep_late(partition, *entry.late_record())
+        unwritten = await self._committer.write_late()
+        for partition in unwritten:
+            partition.fail(f"late records of {partition} could not be written: free some space, then restart")
+        return not unwritten
 
     async def close(self) -> None:
         if self._lock_fd < 0:
@@ -266,6 +288,7 @@ class EmbeddedEngine(Engine):
         for partition in partitions:
             partition.close(deleted=False)
         await self._committer.drained()
+        await self._committer.write_late()
         clean = await self._committer.run(lambda: self._close_partitions(partitions))
         await self._loop.run_in_executor(None, self._stop_threads)
         for partition in partitions:
@@ -282,7 +305,7 @@ class EmbeddedEngine(Engine):
 
     def _close_partitions(self, partitions: list[EmbeddedPartition]) -> bool:
         """In the commit thread: sync and index everything. False where something failed and the next start must look."""
-        self._committer.checkpoint(wait=True)
+        self._committer.checkpoints.begin(wait=True)
         clean = True
         for partition in partitions:
             self._committer.settle(partition)
@@ -494,17 +517,7 @@ class EmbeddedEngine(Engine):
     # -- appending to several partitions -----------------------------------------------------------------------------------
 
     def append_atomic(self, parts: Sequence[BatchFor], done: OnAllAppended) -> None:
-        if len({part.partition for part in parts}) != len(parts) or not parts:
-            raise InvalidRequest("an atomic append names each partition once, and at least one")
-        for partition, batch in parts:
-            _ = batch.size_bytes  # raises for a bug of the caller, before a part of it is queued
-            refusal = _ours(partition).refusal()
-            if refusal is not None:
-                self._loop.call_soon(done, refusal)
-                return
-        whole = AtomicAppend(len(parts), done)
-        for at, (partition, batch) in enumerate(parts):
-            _ours(partition).append(batch, whole.done_for(at), whole)
+        start_atomic(self._loop, self._committer, parts, done)
 
     # -- snapshots -------------------------------------------------------------------------------------------------------
 
@@ -514,10 +527,16 @@ class EmbeddedEngine(Engine):
     async def _snapshot(self) -> Snapshot:
         async with self._changing:  # while the links are made, no topic may be deleted
             self._check_open()
-            # A commit becomes readable in one turn of the loop, over all its partitions, before anyone is told of it. So what this turn
-            # sees is everything that was acknowledged, and of an append to several partitions all or nothing.
-            moment_ms = self._clock.now_ms()
-            topics = [self._links_of(info) for info in self._topics.values()]
+            with self._committer.late_kept_out():
+                for partition in await self._committer.write_late():
+                    raise NotWritten(
+                        f"there is no snapshot, because records that belong to it cannot be written to {partition}: "
+                        + (partition.failure or "free some space, then try again")
+                    )
+                # A commit becomes readable in one turn of the loop, over all its partitions, before anyone is told of it. So what this
+                # turn sees is everything that was acknowledged, and of an append to several partitions all or nothing.
+                moment_ms = self._clock.now_ms()
+                topics = [self._links_of(info) for info in self._topics.values()]
             try:
                 return await self._loop.run_in_executor(None, self._snapshots.create, moment_ms, topics)
             except OSError as error:
@@ -550,7 +569,8 @@ class EmbeddedEngine(Engine):
                 await self._maintenance.run(partition)
             except Exception as error:  # noqa: BLE001 - raised below
                 failure = failure or error
-        await self._committer.run(self._committer.retire_journal)
+        await self._committer.write_late()
+        await self._committer.run(self._committer.checkpoints.begin_early)
         await self._loop.run_in_executor(None, self._reserve.hold)
         await self._loop.run_in_executor(None, self._snapshots.remove_unheld)
         self._disk.read_files.close_idle()
@@ -561,8 +581,3 @@ class EmbeddedEngine(Engine):
         if not self._importing:
             await self.maintain()
         return self._options.maintenance_interval_s
-
-
-def _ours(partition: Partition) -> EmbeddedPartition:
-    assert isinstance(partition, EmbeddedPartition), "an atomic append stays within one engine"
-    return partition

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from penstock.errors import NotWritten
+from penstock.errors import NotWritten, OutcomeUnknown
 from penstock.log.embedded.disk import is_full, is_out_of_descriptors, storage_error
-from penstock.log.embedded.layout import AtomicAppend, PartitionCommit
+from penstock.log.embedded.layout import PartitionCommit
 
 if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
@@ -39,7 +38,16 @@ def refuse_unwritten(part: PartitionCommit, error: OSError) -> None:
         part.partition.fail(str(refusal))
 
 
-def written_with(failed: Iterable[PartitionCommit], parts: Iterable[PartitionCommit]) -> list[PartitionCommit]:
-    """Return the sound parts that share an atomic append with a failed one."""
-    torn: set[AtomicAppend] = {append.whole for part in failed for append in part.appends if append.whole is not None}
-    return [part for part in parts if part.error is None and any(append.whole in torn for append in part.appends)]
+def fail(part: PartitionCommit, reason: str) -> None:
+    """Nobody knows whether the part is stored, so its partition refuses writes until a restart has looked."""
+    part.error = part.error or OutcomeUnknown(f"whether these records are on disk is unknown: {reason}")
+    part.partition.fail(reason)
+    for append in part.appends:
+        if append.whole is not None:
+            append.whole.failure = append.whole.failure or reason
+
+
+def failed_with(part: PartitionCommit) -> str | None:
+    """Return why another part of an atomic append that this one shares has failed; None if none has."""
+    wholes = [append.whole for append in part.appends if append.whole is not None]
+    return next((whole.failure for whole in wholes if whole.failure is not None), None)

@@ -10,6 +10,9 @@ is harmless where it already is there. Once the segments themselves are synced (
             blocks (u32), then for each block topic id (16 bytes), partition (u32), segment's base offset (i64), position in its file
             (i64), length (u32); then all blocks back to back
 
+A late record (see `checkpoint.py`) is an entry like a block's, with -1 for the base offset and in place of the position the offset that it
+comes before; its bytes are the length of its key (u32), the key, and the value.
+
 The seal of a record is the file's salt xor the record's position: no bytes of a client can pass for a record.
 """
 
@@ -37,13 +40,16 @@ _MAGIC: Final = b"PnJr"
 _SEALED_HEAD = struct.Struct("<4sIQ")
 _REST_HEAD = struct.Struct("<QI")
 _ENTRY = struct.Struct("<16sIqqI")
+_LATE: Final = -1
+"""In place of a segment's base offset."""
+_KEY_BYTES = struct.Struct("<I")
 _RESERVE_STEP_BYTES: Final = 4 << 20
 # Below this, a join takes less time than several writes.
 _PIECES_BYTES_MIN: Final = 1 << 20
 
 
 class JournalEntry(NamedTuple):
-    """Bytes and the place in a segment file that they belong to."""
+    """Bytes and the place in a segment file that they belong to, or a late record."""
 
     topic_id: bytes
     partition: int
@@ -53,22 +59,45 @@ class JournalEntry(NamedTuple):
     checksum: int | None = None
     """Of the data, where somebody knows it already."""
 
+    @property
+    def is_late(self) -> bool:
+        return self.segment_base == _LATE
+
+    def late_record(self) -> tuple[bytes, bytes]:
+        """Key and value."""
+        [key_bytes] = _KEY_BYTES.unpack_from(self.data)
+        key_end = _KEY_BYTES.size + key_bytes
+        return self.data[_KEY_BYTES.size : key_end], self.data[key_end:]
+
+
+def late_entry(topic_id: bytes, partition: int, next_offset: int, key: bytes, value: bytes) -> JournalEntry:
+    """Return the entry of a late record that comes before `next_offset`."""
+    data = b"".join((_KEY_BYTES.pack(len(key)), key, value))
+    return JournalEntry(topic_id, partition, _LATE, next_offset, data)
+
 
 class JournalRecord:
     """One commit, ready to be written: everything but the seal, which depends on where it goes."""
 
-    __slots__ = ("_checksum", "_entries", "_head", "size_bytes")
+    __slots__ = ("_checksum", "_rest", "size_bytes")
 
     def __init__(self, entries: Sequence[JournalEntry]) -> None:
-        places = b"".join(
-            _ENTRY.pack(entry.topic_id, entry.partition, entry.segment_base, entry.position, len(entry.data))
-            for entry in entries
-        )
-        data_bytes = sum(len(entry.data) for entry in entries)
-        self._head = _REST_HEAD.pack(4 + len(places) + data_bytes, len(entries)) + places
-        self._entries = entries
-        self.size_bytes = _SEALED_HEAD.size + len(self._head) + data_bytes
-        self._checksum = google_crc32c.value(self._head)
+        places: list[bytes] = []
+        data: list[bytes] = []
+        data_bytes = 0
+        for topic_id, partition, segment_base, position, cells, _ in entries:
+            places.append(_ENTRY.pack(topic_id, partition, segment_base, position, len(cells)))
+            data.append(cells)
+            data_bytes += len(cells)
+        head = b"".join((_REST_HEAD.pack(4 + _ENTRY.size * len(places) + data_bytes, len(places)), *places))
+        self.size_bytes = _SEALED_HEAD.size + len(head) + data_bytes
+        if data_bytes < COMBINED_BYTES_MIN:
+            rest = b"".join((head, *data))
+            self._rest = [rest]
+            self._checksum = google_crc32c.value(rest)
+            return
+        self._rest = [head, *data]
+        self._checksum = google_crc32c.value(head)
         for entry in entries:
             if entry.checksum is None or len(entry.data) < COMBINED_BYTES_MIN:
                 self._checksum = google_crc32c.extend(self._checksum, entry.data)
@@ -77,9 +106,9 @@ class JournalRecord:
 
     def pieces(self, seal: int) -> list[bytes]:
         """The record in pieces that follow one another; a large one is not worth joining."""
-        head = _SEALED_HEAD.pack(_MAGIC, self._checksum, seal) + self._head
-        pieces = [head, *(entry.data for entry in self._entries)]
-        return pieces if self.size_bytes >= _PIECES_BYTES_MIN else [b"".join(pieces)]
+        first, *rest = self._rest
+        pieces = [_SEALED_HEAD.pack(_MAGIC, self._checksum, seal) + first, *rest]
+        return pieces if not rest or self.size_bytes >= _PIECES_BYTES_MIN else [b"".join(pieces)]
 
 
 def encode_file_head(salt: int) -> bytes:
@@ -196,18 +225,22 @@ class Journal:
         return self._file.end if self._file else 0
 
     def reserve(self, size_bytes: int) -> None:
-        self._open().reserve(size_bytes)
+        """Make sure of space for a record, in a new file if there is none."""
+        (self._file or self._open()).reserve(size_bytes)
 
     def write(self, record: JournalRecord) -> None:
-        file = self._open()
+        file = self._file or self._open()
         file.ease_flush(record.size_bytes)
         self._last_at = file.end
         pieces = record.pieces(seal_at(self._salt, file.end))
-        file.write_pieces(pieces)
+        if len(pieces) == 1:
+            file.write(pieces[0])
+        else:
+            file.write_pieces(pieces)
 
     def sync(self) -> None:
         """Make what was written durable. After an error nothing is known of the file: retire it and never write to it again."""
-        self._open().sync()
+        (self._file or self._open()).sync()
 
     def undo_last(self) -> None:
         """Drop the last record, whole or not. If it was synced, so must this be."""
@@ -224,16 +257,15 @@ class Journal:
         return path
 
     def _open(self) -> AppendFile:
-        if self._file is None:
-            path = self._directory / f"{self._next_number:020d}{JOURNAL_SUFFIX}"
-            file = AppendFile(self._disk, path, create=True, reserve_step_bytes=_RESERVE_STEP_BYTES)
-            self._salt = secrets.randbits(64)
-            try:
-                file.write(encode_file_head(self._salt))  # flushed with the first record
-                self._disk.sync_directory(self._directory)
-            except OSError:
-                file.close()  # a journal that a power cut could take away is none; the next record tries again
-                raise
-            self._file = file
-            self._next_number += 1
-        return self._file
+        path = self._directory / f"{self._next_number:020d}{JOURNAL_SUFFIX}"
+        file = AppendFile(self._disk, path, create=True, reserve_step_bytes=_RESERVE_STEP_BYTES)
+        self._salt = secrets.randbits(64)
+        try:
+            file.write(encode_file_head(self._salt))  # flushed with the first record
+            self._disk.sync_directory(self._directory)
+        except OSError:
+            file.close()  # a journal that a power cut could take away is none; the next record tries again
+            raise
+        self._file = file
+        self._next_number += 1
+        return file

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
 from penstock.columns import are_uniform, joined
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, OnAllAppended, OnAppended, Partition, PlacedBatch
+from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, OnAppended, PlacedBatch
 from penstock.log.block import (
     BEGINS,
     ENDS,
@@ -27,6 +27,7 @@ from penstock.log.block import (
     whole_checksum,
 )
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
+from penstock.log.embedded.atomic import Waiting
 from penstock.log.embedded.journal import JournalEntry
 from penstock.log.embedded.segment import Segment
 
@@ -37,45 +38,8 @@ _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 
-_NOWHERE: Final = Appended(-1, 0)
 # What a record costs in a block beside its bytes: its lengths, at most.
 _ROW_BYTES: Final = 12
-
-
-class Waiting(NamedTuple):
-    """An append on its way to the next commit."""
-
-    batch: Batch | BlockBatch | LateBatch
-    done: OnAppended
-    whole: AtomicAppend | None
-    """What it is a part of, if it must not be written alone."""
-
-
-class AtomicAppend:
-    """An append to several partitions. While its parts wait, one of them may be refused; then none of them is written."""
-
-    __slots__ = ("_done", "_error", "_left", "_results", "places", "refusal")
-
-    def __init__(self, parts: int, done: OnAllAppended) -> None:
-        self.refusal: PenstockError | None = None
-        self.places: dict[Partition, Appended] = {}
-        """Where its parts are laid out, for those that tell of it; the commit thread's own."""
-        self._done = done
-        self._left = parts
-        self._results = [_NOWHERE] * parts
-        self._error: PenstockError | None = None
-
-    def done_for(self, part: int) -> OnAppended:
-        def part_done(result: Appended | PenstockError) -> None:
-            if isinstance(result, Appended):
-                self._results[part] = result
-            elif self._error is None:
-                self._error = result
-            self._left -= 1
-            if self._left == 0:
-                self._done(self._error or self._results)
-
-        return part_done
 
 
 class PartitionCommit:
@@ -86,6 +50,7 @@ class PartitionCommit:
         "atomic",
         "base_offset",
         "blocks",
+        "carries_late",
         "data",
         "end",
         "error",
@@ -101,9 +66,11 @@ class PartitionCommit:
         "written",
     )
 
-    def __init__(self, partition: EmbeddedPartition, appends: list[Waiting]) -> None:
+    def __init__(self, partition: EmbeddedPartition, appends: list[Waiting], *, carries_late: bool = False) -> None:
         self.partition = partition
         self.appends = appends
+        self.carries_late = carries_late
+        """Whether the first of them is the partition's late records."""
         self.refused: list[tuple[Waiting, PenstockError]] = []
         """Appends that are not written though others may be."""
         self.size_bytes = 0
@@ -158,6 +125,11 @@ class PartitionCommit:
         to_blame = [append for append in self.appends if not _can_be_encoded(append.batch)] or self.appends
         self.refuse(to_blame, InvalidRequest(f"the records cannot be stored in {self.partition}: {error}"))
 
+    @property
+    def is_flushed(self) -> bool:
+        """Whether its appends are answered only once it is on the disk."""
+        return self.atomic or self.carries_late or self.partition.config.durability.mode == "fsync"
+
     def rolls(self, now_ms: int) -> bool:
         """Whether the records belong into a new segment."""
         writer, config = self.partition.writer, self.partition.config
@@ -166,13 +138,13 @@ class PartitionCommit:
             filled + self.size_bytes > config.segment_bytes or now_ms - writer.created_ms >= config.segment_ms
         )
 
-    def lay_out(self, now_ms: int, block_bytes_target: int) -> None:
-        """Build the blocks at the partition's end and make sure of the space for them."""
+    def lay_out(self, now_ms: int, block_bytes_target: int, *, rolls: bool) -> None:
+        """Build the blocks at the partition's end and make sure of the space for them, in a new segment if it `rolls`."""
         self.blocks.clear()
         self.headers.clear()
         partition = self.partition
         writer = partition.writer
-        if self.rolls(now_ms):
+        if rolls:
             writer = partition.writer = writer.roll(now_ms)
             self.rolled = True
         self.segment = writer.segment
@@ -248,8 +220,10 @@ class PartitionCommit:
         """What the journal records of it, once it is laid out."""
         partition = self.partition
         writer = partition.writer
-        place = partition.topic_id, partition.index, writer.segment.base_offset, writer.file.end
-        return JournalEntry(*place, self.data, self._checksum())
+        checksum = None if len(self.data) < COMBINED_BYTES_MIN else self._checksum()
+        return JournalEntry(
+            partition.topic_id, partition.index, writer.segment.base_offset, writer.file.end, self.data, checksum
+        )
 
     def _checksum(self) -> int | None:
         """Of the data, from those of its blocks; None where it is quicker to look at the data itself."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -30,9 +30,11 @@ from penstock.log.api import (
     TopicInfo,
 )
 from penstock.log.block import Block
+from penstock.log.embedded.atomic import AtomicAppend, LatePart, Waiting
 from penstock.log.embedded.disk import storage_error
 from penstock.log.embedded.epochs import Epochs
-from penstock.log.embedded.layout import AtomicAppend, PartitionCommit, Waiting
+from penstock.log.embedded.journal import JournalEntry, late_entry
+from penstock.log.embedded.layout import PartitionCommit
 from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.failed_partitions import FailedPartitions
 from penstock.log.tail import RecentReads, Tail
@@ -118,6 +120,8 @@ class EmbeddedPartition(Partition):
         self._waiting: list[Waiting] = []
         self._atomic_waits = False
         """Whether some of them are parts of atomic appends."""
+        self.late: dict[bytes, bytes] = {}
+        """Late records that are in the journal and not yet here, by key; they belong to the commit thread."""
         self.watchers: Watchers[[]] = Watchers(self)
 
     def __str__(self) -> str:
@@ -171,10 +175,10 @@ class EmbeddedPartition(Partition):
             self._loop.call_soon(done, refusal)
             return
         _ = batch.size_bytes  # what has none is a bug of the caller, and must not reach the others
+        self._committer.submit(self, relaxed)
         self._waiting.append(Waiting(batch, done, whole))
         if whole is not None:
             self._atomic_waits = True
-        self._committer.submit(self, relaxed)
 
     def refusal(self) -> PenstockError | None:
         """Why an append made now would not be taken."""
@@ -199,8 +203,24 @@ class EmbeddedPartition(Partition):
                 self._loop.call_soon(waiting.done, refusal)
             self._waiting.clear()
 
-    def take_waiting(self) -> list[Waiting]:
-        """What the next commit writes."""
+    def take_late(self, late: Iterable[LatePart]) -> None:
+        """Have the next commit write late parts here, behind what waits."""
+        self._waiting += [part.as_append() for part in late]
+        self._atomic_waits = True
+
+    def take_part(self) -> PartitionCommit | None:
+        """What the next commit writes here: late records that are in the journal only, and then what waits."""
+        appends = self._take_waiting()
+        if self.late and self._failure is None and not self.deleted:
+            late = Batch(list(self.late.values()), list(self.late))
+            return PartitionCommit(self, [Waiting(late, _ignore, None), *appends], carries_late=True)
+        return PartitionCommit(self, appends) if appends else None
+
+    def late_entry(self, key: bytes, value: bytes) -> JournalEntry:
+        """Return what the journal records of a late record."""
+        return late_entry(self.topic_id, self.index, self.writer.next_offset, key, value)
+
+    def _take_waiting(self) -> list[Waiting]:
         waiting, self._waiting = self._waiting, []
         if not self._atomic_waits:
             return waiting
@@ -481,3 +501,7 @@ def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, off
         error.next_offset = block.base_offset
         raise error from None
     return resumes_at
+
+
+def _ignore(_: object) -> None:
+    """Nobody waits for late records: whoever has appended them was told when they were in the journal."""

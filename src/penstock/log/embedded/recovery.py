@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -426,16 +426,23 @@ def _load_entries(segment: Segment) -> bool:
         return False
 
 
+class Redone(NamedTuple):
+    damaged: list[Path]
+    """Journals that somebody may want to look at."""
+    late: list[JournalEntry]
+    """Late records, in order, whether or not their partitions have them."""
+
+
 def redo_journal(
     disk: Disk, directory: Path, partition_directory: Callable[[bytes, int], Path | None], syncs: Syncs
-) -> list[Path]:
-    """Put every block the journal holds where it belongs; returns the journals that are damaged, which somebody may want to look at.
+) -> Redone:
+    """Put every block the journal holds where it belongs.
 
     Only the last segment of a partition can miss any: beginning a new one syncs the one before. One that nothing was written to yet may
     follow it, if a roll failed. Harmless to repeat. What it writes is synced once `syncs` is finished.
     """
     applied = 0
-    damaged: list[Path] = []
+    redone = Redone([], [])
     targets = RedoTargets(disk, partition_directory)
     for path in journal_paths(directory):
         positions: list[int] = []
@@ -443,6 +450,9 @@ def redo_journal(
         blocks: dict[Path, list[JournalEntry]] = {}
         for entries in read_records(path.read_bytes(), positions.append, torn.append):
             for entry in entries:
+                if entry.is_late:
+                    redone.late.append(entry)
+                    continue
                 target = targets.find(entry)
                 if target is not None:
                     blocks.setdefault(target, []).append(entry)
@@ -459,11 +469,11 @@ def redo_journal(
         if torn:
             _log.warning("journal_torn", journal=str(path), position=torn[0])
         if positions:
-            damaged.append(path)
+            redone.damaged.append(path)
             _log.error("journal_damaged", journal=str(path), positions=positions)
     if applied:
         _log.info("journal_applied", blocks=applied)
-    return damaged
+    return redone
 
 
 class RedoTargets:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -101,6 +102,8 @@ class _Verification:
         self._root = data_dir
         self._manifest = manifest
         self._sizes = {} if manifest is None else {data_dir / file.path: file.bytes for file in manifest.files}
+        self._late: defaultdict[tuple[bytes, int], dict[bytes, int]] = defaultdict(dict)
+        """By partition and key: late records in the journal, and the offset that each comes before."""
         self._promised = {
             (topic.name, index): span
             for topic in (manifest.topics if manifest else ())
@@ -243,6 +246,9 @@ class _Verification:
             torn: list[int] = []
             for entries in read_records(path.read_bytes(), damaged.append, torn.append):
                 for entry in entries:
+                    if entry.is_late:
+                        self._late[entry.topic_id, entry.partition][entry.late_record()[0]] = entry.position
+                        continue
                     target = targets.find(entry)
                     if target is not None:
                         self._disk.patch(target, entry.position, entry.data)
@@ -275,7 +281,8 @@ class _Verification:
             else:
                 self._damage(Kind.FILE, directory, None, "the directory of a partition is missing", info.name)
                 start = end = 0
-            report.ends.append(end)
+            late = self._late[bytes.fromhex(info.id), index].values()
+            report.ends.append(end + sum(position >= end for position in late))
             promised = self._promised.get((info.name, index), (start, end))
             if self._report.damage == damage_before and promised != (start, end):
                 text = "holds offsets {} to {}, and the manifest says {} to {}".format(start, end, *promised)
