@@ -64,7 +64,6 @@ from penstock.broker.topics.changes import TopicChanges
 from penstock.broker.topics.quota import TopicQuota
 from penstock.broker.topics.settings import TopicDescription, check_topic_config, describe
 from penstock.broker.tracing import Tracing, ending, error_of_placed
-from penstock.broker.transactions.applications import Applications
 from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, NotLeading, TopicExists, TopicNotFound
@@ -124,7 +123,6 @@ class Broker:
         self._quota = TopicQuota(engine, limits)
         self._registry = Registry(engine, clock, limits, background=background)
         self._validation = Validation(self._registry, background)
-        self._applications = Applications(engine, clock, background)
 
         context = Context(engine, clock, limits, self.access, self.audit, background, self.workers, tracing)
         self.cluster = Cluster(context)
@@ -133,8 +131,8 @@ class Broker:
             context, self._registry, self._validation, rules=self._accounts.rules, topic_changes=self._topic_changes
         )
         self.producers = IdempotentProducers(context, self._producer, self._validation)
-        self.transactions = Transactions(context, self._producer, self._validation, self._groups, self._applications)
-        self.staging = Staging(context, self._validation, self._applications)
+        self.transactions = Transactions(context, self._producer, self._validation, self._groups)
+        self.staging = Staging(context, self._validation)
         self.schedule = Schedule(context, self._producer, self._validation)
         self.dead_letters = DeadLetters(
             context,
@@ -168,7 +166,6 @@ class Broker:
             led=(
                 self.coordinator,
                 self.producers,
-                self._applications,
                 self.transactions,
                 self.dead_letters,  # before anything is appended to the topics of dead letters
                 self.staging,

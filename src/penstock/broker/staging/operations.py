@@ -37,13 +37,13 @@ from penstock.broker.access.checks import (
 )
 from penstock.broker.part import Context, Part
 from penstock.broker.schemas.validation import Validation
+from penstock.broker.staging.applications import Application, Applications, Once
 from penstock.broker.staging.blocks import check_parts, records_of, with_headers
 from penstock.broker.staging.entries import ATTEMPT_BYTES_MAX, COMMITS_TOPIC, CommitEntry, Place, Winner
 from penstock.broker.staging.publication import Changes, Publication
 from penstock.broker.staging.store import OnStaged, StagedApplication, Ticket
 from penstock.broker.staging.tickets import StagingStats, Tickets
 from penstock.broker.table import Table
-from penstock.broker.transactions.applications import Application, Applications, Once
 from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown, TopicNotFound
 from penstock.futures import shield
 from penstock.names import validate_name
@@ -70,10 +70,10 @@ class Committed(Enum):
 class Staging(Part):
     """The staged records of one broker."""
 
-    def __init__(self, context: Context, validation: Validation, applications: Applications) -> None:
+    def __init__(self, context: Context, validation: Validation) -> None:
         super().__init__(context)
         self.stats = StagingStats()
-        self._applications = applications
+        self._applications = Applications(self._engine, self._clock, self.background)
         self._validation = validation
         self._tickets = Tickets(self._engine, self._clock, self._limits, self.stats, self.background)
         self._commits: Table[str, CommitEntry] = Table(
@@ -93,6 +93,7 @@ class Staging(Part):
 
     async def start(self) -> None:
         """Find what was staged before, and go on with the commits that were decided."""
+        await self._applications.start()
         await self._tickets.load()
         await self._commits.load()
         for name, commit in list(self._commits.items()):
@@ -110,6 +111,7 @@ class Staging(Part):
             await asyncio.wait(self._tasks)
         await self._tickets.close()
         await self._commits.close()
+        await self._applications.close()
 
     # -- operations -------------------------------------------------------------------------------------------------------
 
