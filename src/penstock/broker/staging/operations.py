@@ -44,7 +44,7 @@ from penstock.broker.staging.publication import Changes, Publication
 from penstock.broker.staging.store import OnStaged, StagedApplication, Ticket
 from penstock.broker.staging.tickets import StagingStats, Tickets
 from penstock.broker.table import Table
-from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown, TopicNotFound
+from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown
 from penstock.futures import shield
 from penstock.names import validate_name
 
@@ -155,9 +155,7 @@ class Staging(Part):
         entry = self._applications.check_run(principal, Once(place.application, place.run, place.epoch))
         if place.run > entry.run:
             raise InvalidRequest(f"run {place.run} of application {place.application} has not begun: begin it first")
-        info = self._engine.topics().get(topic)
-        if info is None:
-            raise TopicNotFound(f"topic not found: {topic}")
+        info = self._engine.topic(topic)
         if place.epoch <= entry.epoch:
             asyncio.get_running_loop().call_soon(done, None)
             return
