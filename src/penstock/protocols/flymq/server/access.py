@@ -241,18 +241,7 @@ def _fitting(page: AuditPage) -> list[AuditEvent]:
 
 
 def _record(event: AuditEvent) -> op.AuditRecord:
-    return op.AuditRecord(
-        event.id,
-        event.ts_ms,
-        event.type,
-        event.user,
-        event.client_ip,
-        event.resource,
-        event.action,
-        event.result,
-        event.node,
-        event.details,
-    )
+    return op.AuditRecord(**msgspec.structs.asdict(event))
 
 
 def _deployed_event(event: AuditEvent) -> dict[str, object]:
