@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 import structlog
 
-from penstock.background import Background, Loop
+from penstock.background import Background, Loop, Tasks
 from penstock.errors import (
     CorruptBlock,
     CorruptMetadata,
@@ -430,7 +430,7 @@ async def appended_together(
 
 
 _Result = TypeVar("_Result")
-_asking: Final[set[asyncio.Task[None]]] = set()
+_asking: Final = Tasks()
 """For each append whose outcome is unknown, who waits for the log to tell."""
 
 
@@ -440,9 +440,7 @@ def once_known(result: _Result | PenstockError, known: Callable[[_Result | Penst
     if not isinstance(result, OutcomeUnknown) or result.settle is None:
         known(result)
         return
-    task = asyncio.get_running_loop().create_task(_ask(result, result.settle, known))
-    _asking.add(task)
-    task.add_done_callback(_asking.discard)
+    _ = _asking.run(_ask(result, result.settle, known))
 
 
 async def _ask(
