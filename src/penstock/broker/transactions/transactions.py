@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -46,7 +46,7 @@ from penstock.broker.part import Context, Part
 from penstock.broker.records.faults import Faults
 from penstock.broker.records.producer import ANY_PARTITION, Accepted, Producer
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.table import PreparedChange, Table, append_together
+from penstock.broker.table import FORGOTTEN_PER_APPEND_MAX, PreparedChange, Table, append_together
 from penstock.broker.tracing import ending
 from penstock.broker.transactions.transaction_records import TransactionRecords
 from penstock.errors import (
@@ -66,7 +66,6 @@ OUTCOME_BYTES_MAX: Final = 1 << 10
 # What a gathered record takes in memory beside its bytes: objects, and its places in lists.
 RECORD_OVERHEAD_BYTES: Final = 128
 ENDED_MAX: Final = 10_000
-FORGOTTEN_PER_APPEND_MAX: Final = 4096
 SWEEP_S: Final = 1.0
 TOPICS_LISTED_MAX: Final = 5
 
@@ -181,7 +180,6 @@ class Transactions(Part):
             background=self.background,
             value_bytes_max=OUTCOME_BYTES_MAX,
         )
-        self._forgetting: asyncio.Future[None] | None = None
         self._sweeping: Loop | None = None
 
     async def start(self) -> None:
@@ -514,20 +512,13 @@ class Transactions(Part):
         return SWEEP_S
 
     def _forget(self) -> None:
-        """Delete the oldest entries of the table, a bounded number at a time. They are in the order of their commits."""
-        if self._forgetting is not None and not self._forgetting.done():
-            return
+        """Delete the oldest entries of the table. They are in the order of their commits."""
         surplus = len(self._table) - self._limits.transactions_remembered_max
         before_ms = self._clock.now_ms() - self._limits.transactions_remembered_ms
         oldest = takewhile(
             lambda item: item[0] < surplus or item[1][1].committed_ms < before_ms, enumerate(self._table.items())
         )
-        forgotten = [(key, None) for _, (key, _) in islice(oldest, FORGOTTEN_PER_APPEND_MAX)]
-        if forgotten:
-            # Where it fails they stay, and a later sweep tries again.
-            with suppress(PenstockError):
-                self._forgetting = self._table.change(forgotten)
-                self._forgetting.add_done_callback(lambda changed: changed.exception())
+        self._table.forget(key for _, (key, _) in oldest)
 
 
 def _not_found(transaction_id: str) -> TransactionNotFound:
