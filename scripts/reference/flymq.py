@@ -44,7 +44,7 @@ ERROR is `bool 0, str message`, or `u32 1, str message` to clients that have sho
 deployed FlyMQ clients: see [dialects](protocols/flymq.md#deployed-clients-and-dialects).
 
 Opcodes up to 0x7D are the contract's. 0x53, 0x80 and 0x81 are not in the contract, but deployed
-clients and brokers have them. 0xC0 to 0xE1 are Penstock's own: no deployed client uses a number of
+clients and brokers have them. 0xC0 to 0xFE are Penstock's own: no deployed client uses a number of
 this range.
 
 | notation | layout |

@@ -11,7 +11,7 @@ it in a task of its own: cancelling the caller ends the wait, not the operation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -125,12 +125,36 @@ class Loop:
             pass
 
 
+class Tasks:
+    """Tasks that are kept until they end: the event loop itself keeps no reference to them."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(self._running)
+
+    def run(self, work: Coroutine[Any, Any, _Result], *, quiet: bool = False) -> asyncio.Task[_Result]:
+        """Start a task. `quiet`: its error is not reported to the event loop, even if nobody waits for the task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        if quiet:
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def finish(self) -> None:
+        """Wait until none is running, those included that are started meanwhile."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+
 class Background:
     """The background loops of one broker and its log, their health, and the operations under way."""
 
     def __init__(self) -> None:
         self._health: dict[str, Health] = {}
-        self._operations: set[asyncio.Task[Any]] = set()
+        self._operations = Tasks()
 
     def health(self, name: str) -> Health:
         """The health of a task by its name, for work that is no loop."""
@@ -155,9 +179,7 @@ class Background:
 
     async def complete(self, operation: Coroutine[Any, Any, _Result]) -> _Result:
         """Run an operation to its end, even if the caller is cancelled while it waits for it."""
-        task = asyncio.get_running_loop().create_task(operation)
-        self._operations.add(task)
-        task.add_done_callback(self._operations.discard)
+        task = self._operations.run(operation)
         try:
             return await shield(task)
         except asyncio.CancelledError:
@@ -166,8 +188,7 @@ class Background:
 
     async def finish(self) -> None:
         """Wait for the operations whose callers did not."""
-        while self._operations:
-            await asyncio.wait(self._operations)
+        await self._operations.finish()
 
 
 def _report_abandoned(task: asyncio.Task[Any]) -> None:

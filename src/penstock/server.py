@@ -431,9 +431,8 @@ def _admin_settings(config: Config, settings: Admin) -> AdminSettings:
 
 
 def _engine_options(config: Config) -> EngineOptions:
-    """Every option that is a setting has the setting's name."""
-    settings = dict(config.log)
-    return EngineOptions(**{each.name: settings[each.name] for each in fields(EngineOptions) if each.name in settings})
+    """Every option is a setting of the same name."""
+    return EngineOptions(**{each.name: getattr(config.log, each.name) for each in fields(EngineOptions)})
 
 
 def _kafka_engine(config: Config, clock: Clock, background: Background, node: str | None) -> Engine:

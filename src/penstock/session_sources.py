@@ -6,8 +6,8 @@ A new protocol is a folder under `protocols/` and a line in `PROTOCOLS` or `QUIC
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import structlog
 
@@ -156,24 +156,11 @@ def _fujin(given: Surroundings) -> Fujin:
         name: Alias(alias.topic, alias.group or settings.group, alias.start or settings.start)
         for name, alias in settings.aliases.items()
     }
+    write_form = None if settings.write_form == "auto" else WriteForm(settings.write_form)
+    same: dict[str, Any] = {each.name: getattr(settings, each.name) for each in fields(FujinSettings)}
     return Fujin(
         given.broker,
-        settings=FujinSettings(
-            aliases=aliases,
-            group=settings.group,
-            start=settings.start,
-            auto_create=settings.auto_create,
-            write_form=None if settings.write_form == "auto" else WriteForm(settings.write_form),
-            body_bytes_max=settings.body_bytes_max,
-            ping_interval_s=settings.ping_interval_s,
-            ping_timeout_s=settings.ping_timeout_s,
-            fetch_wait_s=settings.fetch_wait_s,
-            empty_fetch=settings.empty_fetch,
-            dialect=settings.dialect,
-            empty_values=settings.empty_values,
-            unacknowledged_max=settings.unacknowledged_max,
-            ack_ms_max=settings.ack_ms_max,
-        ),
+        settings=FujinSettings(**same | {"aliases": aliases, "write_form": write_form}),
         principal=UNAUTHENTICATED if required else ANONYMOUS,
         login_required=required and not given.config.access.allow_anonymous,
     )

@@ -58,7 +58,6 @@ SAFE_BY_THEMSELVES = {
     "staging.abort",
     "staging.commit",  # decides and publishes in tasks of its own
     "subscriptions.load",
-    "transactions.begin_run",
     "transactions.commit",  # appends, and waits for that only
 }
 

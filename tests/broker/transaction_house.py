@@ -10,7 +10,6 @@ from typing import Any, Self
 from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.transactions.applications import Once
 from penstock.broker.transactions.transactions import Added, Transactions
 from penstock.errors import PenstockError
 from penstock.log.api import TopicConfig
@@ -95,5 +94,5 @@ class House:
             raise errors[min(errors)]
         return partitions
 
-    async def commit(self, transaction: str, who: Principal = ALICE, once: Once | None = None) -> bool:
-        return await self.transactions.commit(who, transaction, once)
+    async def commit(self, transaction: str, who: Principal = ALICE) -> bool:
+        return await self.transactions.commit(who, transaction)

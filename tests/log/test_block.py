@@ -288,7 +288,7 @@ def test_compression_is_used_only_where_it_helps() -> None:
 
 
 def arrow_binary(column: BinaryColumn, count: int) -> Any:
-    bitmap = column.validity_bitmap()
+    bitmap = None if column.valid is None else np.packbits(column.valid, bitorder="little").tobytes()
     return pa.Array.from_buffers(
         pa.binary(),
         count,
@@ -324,7 +324,7 @@ def test_columns_become_arrow_arrays_without_copying_records(compress: bool) -> 
 
 def test_arrow_columns_of_a_plain_block_have_no_nulls_and_no_optional_columns() -> None:
     columns = Block(encode_block(5, STAMP_MS, [b"a", b"", b"ccc"])).columns()
-    assert columns.values.validity_bitmap() is None
+    assert columns.values.valid is None
     assert (columns.keys, columns.headers, columns.expiries_ms) == (None, None, None)
     assert arrow_binary(columns.values, 3).to_pylist() == [b"a", b"", b"ccc"]
     assert columns.offsets.tolist() == [5, 6, 7]

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from penstock.admin.figures import Figures, Sources, gather
-from penstock.broker.pipelines import LAG_UNKNOWN
-from penstock.net.stats import QuicListenerStats
+from penstock.broker.pipelines import LAG_UNKNOWN, PipelineInfo, Stage
+from penstock.net.stats import ListenerStats, QuicListenerStats
 from penstock.stats import Histogram
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -49,6 +50,12 @@ QUIC_COUNTERS = (
     ("quic_datagrams_dropped", "datagrams_dropped", "Datagrams that belong to no connection."),
     ("quic_rebindings", "rebindings", "Times a client continued from another port (NAT rebinding)."),
 )
+PUSH_RESULTS = (
+    ("delivered", "sent_records"),
+    ("dropped", "dropped_events"),
+    ("oversized", "oversized_events"),
+    ("skipped", "skipped_events"),
+)
 CLOSED_REASONS = (
     ("idle", "closed_idle"),
     ("frame_timeout", "closed_header"),
@@ -56,6 +63,10 @@ CLOSED_REASONS = (
     ("shutdown", "closed_unanswered"),
     ("reset", "resets"),
 )
+
+Series = Iterable[tuple[Sequence[str], float | None]]
+"""Values of labels with the figure; None if it is not known."""
+_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
 
 
 class Metrics:
@@ -95,11 +106,8 @@ def families(figures: Figures) -> Iterator[Metric]:
 
 
 def _broker(figures: Figures) -> Iterator[Metric]:
-    build = GaugeMetricFamily(
-        PREFIX + "build_info", "Always 1; the labels name the version.", labels=["version", "python"]
-    )
-    build.add_metric([version("penstock"), platform.python_version()], 1)
-    yield build
+    versions = (version("penstock"), platform.python_version())
+    yield _gauges("build_info", "Always 1; the labels name the version.", ["version", "python"], [(versions, 1)])
     yield from _background(figures)
     yield _gauge("event_loop_tasks", "Unfinished asyncio tasks; grows with open connections only.", figures.loop_tasks)
     yield _histogram(
@@ -119,29 +127,22 @@ def _log(figures: Figures) -> Iterator[Metric]:
     yield _counter("torn_tails", "Partitions whose torn tail was cut at start.", stats.torn_tails)
     yield _histogram("commit_records", "Records in one commit.", stats.commit_records)
     yield _histogram("flush_duration_seconds", "Duration of a flush to disk.", stats.flush_seconds)
-    size = GaugeMetricFamily(PREFIX + "disk_size_bytes", "Size of the file system of the data directory.")
-    free = GaugeMetricFamily(PREFIX + "disk_free_bytes", "Free space of the file system of the data directory.")
-    if figures.disk.size_bytes:
-        size.add_metric([], figures.disk.size_bytes)
-        free.add_metric([], figures.disk.free_bytes)
-    yield from (size, free)
+    known = [((), figures.disk)] if figures.disk.size_bytes else []
+    text = "Size of the file system of the data directory."
+    yield _gauges("disk_size_bytes", text, [], ((at, disk.size_bytes) for at, disk in known))
+    text = "Free space of the file system of the data directory."
+    yield _gauges("disk_free_bytes", text, [], ((at, disk.free_bytes) for at, disk in known))
 
 
 def _partitions(figures: Figures) -> Iterator[Metric]:
     labels = ["topic", "partition"]
-    start = GaugeMetricFamily(
-        PREFIX + "partition_start_offset", "Log start offset: the lowest offset that can be read.", labels=labels
-    )
-    end = GaugeMetricFamily(
-        PREFIX + "partition_end_offset", "High watermark: the offset after the last committed record.", labels=labels
-    )
-    size = GaugeMetricFamily(PREFIX + "partition_size_bytes", "Size of the partition on disk.", labels=labels)
-    for row in figures.partitions:
-        values = [row.topic, str(row.partition)]
-        start.add_metric(values, row.start_offset)
-        end.add_metric(values, row.end_offset)
-        size.add_metric(values, row.size_bytes)
-    yield from (start, end, size)
+    rows = [((row.topic, str(row.partition)), row) for row in figures.partitions]
+    text = "Log start offset: the lowest offset that can be read."
+    yield _gauges("partition_start_offset", text, labels, ((at, row.start_offset) for at, row in rows))
+    text = "High watermark: the offset after the last committed record."
+    yield _gauges("partition_end_offset", text, labels, ((at, row.end_offset) for at, row in rows))
+    text = "Size of the partition on disk."
+    yield _gauges("partition_size_bytes", text, labels, ((at, row.size_bytes) for at, row in rows))
     yield _gauge("topics", "Topics, internal ones included.", figures.topics)
     yield _gauge("partitions", "Partitions of all topics.", len(figures.partitions) + figures.partitions_left_out)
     yield _gauge("partitions_failed", "Partitions that refuse writes.", figures.partitions_failed)
@@ -154,20 +155,11 @@ def _partitions(figures: Figures) -> Iterator[Metric]:
 
 def _groups(figures: Figures) -> Iterator[Metric]:
     labels = ["group", "topic", "partition"]
-    records = GaugeMetricFamily(
-        PREFIX + "group_lag_records", "Consumer lag: records that the group has not committed.", labels=labels
-    )
-    seconds = GaugeMetricFamily(
-        PREFIX + "group_lag_seconds",
-        "Age of the oldest record that the group has not committed, if known.",
-        labels=labels,
-    )
-    for row in figures.lags.lags:
-        values = [row.group, row.topic, str(row.partition)]
-        records.add_metric(values, row.records)
-        if row.seconds is not None:
-            seconds.add_metric(values, row.seconds)
-    yield from (records, seconds)
+    rows = [((row.group, row.topic, str(row.partition)), row) for row in figures.lags.lags]
+    text = "Consumer lag: records that the group has not committed."
+    yield _gauges("group_lag_records", text, labels, ((at, row.records) for at, row in rows))
+    text = "Age of the oldest record that the group has not committed, if known."
+    yield _gauges("group_lag_seconds", text, labels, ((at, row.seconds) for at, row in rows))
     yield _gauge(
         "group_lags_left_out",
         "Groups, counted once for each topic, not all of whose partitions have series in this scrape.",
@@ -224,30 +216,17 @@ def _lifetimes(figures: Figures) -> Iterator[Metric]:
 
 def _subscriptions(figures: Figures) -> Iterator[Metric]:
     labels = ["subscription", "topic"]
-    lag = GaugeMetricFamily(
-        PREFIX + "subscription_lag_records", "Records that are not settled in the subscription.", labels=labels
-    )
-    seconds = GaugeMetricFamily(
-        PREFIX + "subscription_lag_seconds", "Age of the oldest record that is not settled.", labels=labels
-    )
-    in_flight = GaugeMetricFamily(
-        PREFIX + "subscription_in_flight", "Deliveries that wait for their acknowledgement.", labels=labels
-    )
-    redeliveries = CounterMetricFamily(
-        PREFIX + "subscription_redeliveries", "Deliveries of records that were delivered before.", labels=labels
-    )
-    dead_letters = CounterMetricFamily(
-        PREFIX + "subscription_dead_letters", "Records of the subscription that became dead letters.", labels=labels
-    )
-    for row in figures.subscription_statuses:
-        values = [row.name.removeprefix("#"), row.topic]
-        lag.add_metric(values, row.lag)
-        if row.seconds is not None:
-            seconds.add_metric(values, row.seconds)
-        in_flight.add_metric(values, row.in_flight)
-        redeliveries.add_metric(values, row.redeliveries)
-        dead_letters.add_metric(values, row.dead_letters)
-    yield from (lag, seconds, in_flight, redeliveries, dead_letters)
+    rows = [((row.name.removeprefix("#"), row.topic), row) for row in figures.subscription_statuses]
+    text = "Records that are not settled in the subscription."
+    yield _gauges("subscription_lag_records", text, labels, ((at, row.lag) for at, row in rows))
+    text = "Age of the oldest record that is not settled."
+    yield _gauges("subscription_lag_seconds", text, labels, ((at, row.seconds) for at, row in rows))
+    text = "Deliveries that wait for their acknowledgement."
+    yield _gauges("subscription_in_flight", text, labels, ((at, row.in_flight) for at, row in rows))
+    text = "Deliveries of records that were delivered before."
+    yield _counters("subscription_redeliveries", text, labels, ((at, row.redeliveries) for at, row in rows))
+    text = "Records of the subscription that became dead letters."
+    yield _counters("subscription_dead_letters", text, labels, ((at, row.dead_letters) for at, row in rows))
     yield _gauge(
         "subscription_lags_left_out",
         "Subscriptions without series of their own in this scrape.",
@@ -256,18 +235,12 @@ def _subscriptions(figures: Figures) -> Iterator[Metric]:
 
 
 def _background(figures: Figures) -> Iterator[Metric]:
-    failures = CounterMetricFamily(
-        PREFIX + "background_failures", "Failed runs of the background task.", labels=["task"]
-    )
-    failing = GaugeMetricFamily(
-        PREFIX + "background_failing",
-        "1 if the last run of the background task failed, else 0; the broker is not ready meanwhile.",
-        labels=["task"],
-    )
-    for task, count in figures.background_failures.items():
-        failures.add_metric([task], count)
-        failing.add_metric([task], task in figures.background_failing)
-    yield from (failures, failing)
+    text = "Failed runs of the background task."
+    failures = figures.background_failures
+    yield _counters("background_failures", text, ["task"], (((task,), count) for task, count in failures.items()))
+    text = "1 if the last run of the background task failed, else 0; the broker is not ready meanwhile."
+    failing = (((task,), task in figures.background_failing) for task in failures)
+    yield _gauges("background_failing", text, ["task"], failing)
 
 
 def _transactions(figures: Figures) -> Iterator[Metric]:
@@ -275,12 +248,9 @@ def _transactions(figures: Figures) -> Iterator[Metric]:
     yield _gauge("transactions_open", "Open transactions.", stats.open)
     yield _gauge("transactions_open_bytes", "Memory of the records of open transactions.", stats.open_bytes)
     yield _counter("transactions_begun", "Transactions begun.", stats.begun)
-    ended = CounterMetricFamily(
-        PREFIX + "transactions_ended", "Transactions by outcome: committed, rolled_back, timed_out.", labels=["result"]
-    )
-    for result in ("committed", "rolled_back", "timed_out"):
-        ended.add_metric([result], getattr(stats, result))
-    yield ended
+    text = "Transactions by outcome: committed, rolled_back, timed_out."
+    ended = {"committed": stats.committed, "rolled_back": stats.rolled_back, "timed_out": stats.timed_out}
+    yield _counts("transactions_ended", text, "result", ended)
 
 
 def _producers(figures: Figures) -> Iterator[Metric]:
@@ -308,46 +278,35 @@ def _staging(figures: Figures) -> Iterator[Metric]:
     yield _counter("staged_commits", "Commits that published staged records.", stats.commits)
     yield _counter("staged_commits_repeated", "Repeated commits, which published nothing.", stats.repeated_commits)
     yield _counter("staged_records_published", "Staged records published.", stats.published_records)
-    dropped = CounterMetricFamily(
-        PREFIX + "staged_tickets_dropped",
-        "Task attempts whose records were dropped, by reason: aborted, expired.",
-        labels=["reason"],
-    )
-    dropped.add_metric(["aborted"], stats.aborted_tickets)
-    dropped.add_metric(["expired"], stats.expired_tickets)
-    yield dropped
+    text = "Task attempts whose records were dropped, by reason: aborted, expired."
+    dropped = {"aborted": stats.aborted_tickets, "expired": stats.expired_tickets}
+    yield _counts("staged_tickets_dropped", text, "reason", dropped)
 
 
 def _pipelines(figures: Figures) -> Iterator[Metric]:
-    up = GaugeMetricFamily(
-        PREFIX + "pipeline_up", "1 while a run of the pipeline reports, else 0.", labels=["pipeline"]
-    )
-    labels = ["pipeline", "stage"]
-    rows = CounterMetricFamily(PREFIX + "pipeline_rows", "Records read by the current or last run.", labels=labels)
-    rejects = CounterMetricFamily(
-        PREFIX + "pipeline_rejects", "Records of the current or last run that became dead letters.", labels=labels
-    )
-    batches = CounterMetricFamily(PREFIX + "pipeline_batches", "Batches of the current or last run.", labels=labels)
-    lag = GaugeMetricFamily(
-        PREFIX + "pipeline_lag_records", "Lag of the stage in records; absent before its first batch.", labels=labels
-    )
-    seconds = GaugeMetricFamily(PREFIX + "pipeline_batch_seconds", "Duration of the last batch.", labels=labels)
-    left_out = exported = 0
-    for pipeline in figures.pipelines:
-        if exported + len(pipeline.stages) >= PIPELINE_STAGES_EXPORTED_MAX:
+    left_out = 0
+    shown: list[PipelineInfo] = []
+    rows: list[tuple[tuple[str, str], Stage]] = []
+    for each in figures.pipelines:
+        if len(shown) + len(rows) + len(each.stages) >= PIPELINE_STAGES_EXPORTED_MAX:
             left_out += 1
             continue
-        exported += 1 + len(pipeline.stages)
-        up.add_metric([pipeline.name], pipeline.alive)
-        for stage in pipeline.stages:
-            values = [pipeline.name, stage.name]
-            rows.add_metric(values, stage.rows)
-            rejects.add_metric(values, stage.rejects)
-            batches.add_metric(values, stage.batches)
-            if stage.lag != LAG_UNKNOWN:
-                lag.add_metric(values, stage.lag)
-            seconds.add_metric(values, stage.batch_ms / 1000)
-    yield from (up, rows, rejects, batches, lag, seconds)
+        shown.append(each)
+        rows += [((each.name, stage.name), stage) for stage in each.stages]
+    text = "1 while a run of the pipeline reports, else 0."
+    yield _gauges("pipeline_up", text, ["pipeline"], (((each.name,), each.alive) for each in shown))
+    labels = ["pipeline", "stage"]
+    text = "Records read by the current or last run."
+    yield _counters("pipeline_rows", text, labels, ((at, stage.rows) for at, stage in rows))
+    text = "Records of the current or last run that became dead letters."
+    yield _counters("pipeline_rejects", text, labels, ((at, stage.rejects) for at, stage in rows))
+    text = "Batches of the current or last run."
+    yield _counters("pipeline_batches", text, labels, ((at, stage.batches) for at, stage in rows))
+    text = "Lag of the stage in records; absent before its first batch."
+    lags = ((at, None if stage.lag == LAG_UNKNOWN else stage.lag) for at, stage in rows)
+    yield _gauges("pipeline_lag_records", text, labels, lags)
+    text = "Duration of the last batch."
+    yield _gauges("pipeline_batch_seconds", text, labels, ((at, stage.batch_ms / 1000) for at, stage in rows))
     yield _gauge(
         "pipelines_left_out", "Pipelines beyond the first 1000 stages, which have no series of their own.", left_out
     )
@@ -367,137 +326,82 @@ def _schemas(figures: Figures) -> Iterator[Metric]:
 
 
 def _access(figures: Figures) -> Iterator[Metric]:
-    logins = CounterMetricFamily(
-        PREFIX + "logins", "Logins by result: succeeded, failed, throttled.", labels=["result"]
-    )
-    for result in ("succeeded", "failed", "throttled"):
-        logins.add_metric([result], getattr(figures.logins, result))
-    events = CounterMetricFamily(
-        PREFIX + "audit_events",
-        "Audit events by result: written, folded into another event, dropped.",
-        labels=["result"],
-    )
-    for result in ("written", "folded", "dropped"):
-        events.add_metric([result], getattr(figures.audit, result))
-    yield from (logins, events)
+    logins, audit = figures.logins, figures.audit
+    text = "Logins by result: succeeded, failed, throttled."
+    results = {"succeeded": logins.succeeded, "failed": logins.failed, "throttled": logins.throttled}
+    yield _counts("logins", text, "result", results)
+    text = "Audit events by result: written, folded into another event, dropped."
+    results = {"written": audit.written, "folded": audit.folded, "dropped": audit.dropped}
+    yield _counts("audit_events", text, "result", results)
 
 
 def _listeners(figures: Figures) -> Iterator[Metric]:
-    info = GaugeMetricFamily(
-        PREFIX + "listener_info", "Always 1; the labels name the address.", labels=["listener", "address"]
-    )
-    for name, address in figures.addresses.items():
-        info.add_metric([name, address], 1)
-    yield info
-    connections = GaugeMetricFamily(PREFIX + "connections", "Open connections.", labels=["listener"])
-    for name, stats in figures.listeners.items():
-        connections.add_metric([name], stats.connections_open)
-    yield connections
-    for metric, attribute, text in LISTENER_COUNTERS:
-        family = CounterMetricFamily(PREFIX + metric, text, labels=["listener"])
-        for name, stats in figures.listeners.items():
-            family.add_metric([name], getattr(stats, attribute))
-        yield family
-    closed = CounterMetricFamily(
-        PREFIX + "connections_cut",
+    text = "Always 1; the labels name the address."
+    yield _gauges("listener_info", text, ["listener", "address"], ((at, 1) for at in figures.addresses.items()))
+    rows = [((name,), stats) for name, stats in figures.listeners.items()]
+    yield _gauges("connections", "Open connections.", ["listener"], ((at, row.connections_open) for at, row in rows))
+    yield from _listener_counters(LISTENER_COUNTERS, rows)
+    yield _counters(
+        "connections_cut",
         "Connections that ended early, by reason: idle, frame_timeout, unread (replies), shutdown, reset.",
-        labels=["listener", "reason"],
+        ["listener", "reason"],
+        (((*at, reason), getattr(row, attribute)) for at, row in rows for reason, attribute in CLOSED_REASONS),
     )
-    for name, stats in figures.listeners.items():
-        for reason, attribute in CLOSED_REASONS:
-            closed.add_metric([name, reason], getattr(stats, attribute))
-    yield closed
-    yield from _quic_listeners(figures)
+    over_quic = [(at, row) for at, row in rows if isinstance(row, QuicListenerStats)]
+    yield _gauges("streams", "Open streams.", ["listener"], ((at, row.streams_open) for at, row in over_quic))
+    text = "Handshakes in progress."
+    yield _gauges("quic_handshakes", text, ["listener"], ((at, row.handshakes_open) for at, row in over_quic))
+    yield from _listener_counters(QUIC_COUNTERS, over_quic)
 
 
-def _quic_listeners(figures: Figures) -> Iterator[Metric]:
-    listeners = {name: stats for name, stats in figures.listeners.items() if isinstance(stats, QuicListenerStats)}
-    streams = GaugeMetricFamily(PREFIX + "streams", "Open streams.", labels=["listener"])
-    handshakes = GaugeMetricFamily(PREFIX + "quic_handshakes", "Handshakes in progress.", labels=["listener"])
-    for name, stats in listeners.items():
-        streams.add_metric([name], stats.streams_open)
-        handshakes.add_metric([name], stats.handshakes_open)
-    yield from (streams, handshakes)
-    for metric, attribute, text in QUIC_COUNTERS:
-        family = CounterMetricFamily(PREFIX + metric, text, labels=["listener"])
-        for name, stats in listeners.items():
-            family.add_metric([name], getattr(stats, attribute))
-        yield family
+def _listener_counters(
+    counters: Iterable[tuple[str, str, str]], rows: Sequence[tuple[tuple[str], ListenerStats]]
+) -> Iterator[Metric]:
+    for metric, attribute, text in counters:
+        yield _counters(metric, text, ["listener"], [(at, getattr(row, attribute)) for at, row in rows])
 
 
 def _requests(figures: Figures) -> Iterator[Metric]:
-    received = CounterMetricFamily(
-        PREFIX + "received_records", "Records received from clients, refused ones included.", labels=["listener"]
-    )
-    sent = CounterMetricFamily(
-        PREFIX + "sent_records",
-        "Records sent to clients. A Spark job on the broker's machine reads files, which is not counted.",
-        labels=["listener"],
-    )
-    requests = CounterMetricFamily(PREFIX + "requests", "Requests received.", labels=["listener", "operation"])
-    errors = CounterMetricFamily(PREFIX + "request_errors", "Requests answered with an error.", labels=["listener"])
-    internal = CounterMetricFamily(
-        PREFIX + "internal_errors",
-        "Requests answered with an internal error; the log has the details.",
-        labels=["listener"],
-    )
-    for name, row in figures.requests.items():
-        received.add_metric([name], row.received_records)
-        sent.add_metric([name], row.sent_records)
-        for operation, count in row.by_operation.items():
-            requests.add_metric([name, operation], count)
-        errors.add_metric([name], row.errors)
-        internal.add_metric([name], row.internal_errors)
-    yield from (received, sent, requests, errors, internal)
+    rows = [((name,), row) for name, row in figures.requests.items()]
+    text = "Records received from clients, refused ones included."
+    yield _counters("received_records", text, ["listener"], ((at, row.received_records) for at, row in rows))
+    text = "Records sent to clients. A Spark job on the broker's machine reads files, which is not counted."
+    yield _counters("sent_records", text, ["listener"], ((at, row.sent_records) for at, row in rows))
+    by_operation = (((*at, name), count) for at, row in rows for name, count in row.by_operation.items())
+    yield _counters("requests", "Requests received.", ["listener", "operation"], by_operation)
+    text = "Requests answered with an error."
+    yield _counters("request_errors", text, ["listener"], ((at, row.errors) for at, row in rows))
+    text = "Requests answered with an internal error; the log has the details."
+    yield _counters("internal_errors", text, ["listener"], ((at, row.internal_errors) for at, row in rows))
 
 
 def _pushes(figures: Figures) -> Iterator[Metric]:
-    open_now = GaugeMetricFamily(
-        PREFIX + "push_subscribers", "Connected subscribers (Felix) and readers (Fujin).", labels=["listener"]
-    )
-    events = CounterMetricFamily(
-        PREFIX + "push_events",
+    rows = [((name,), stats) for name, stats in figures.pushes.items()]
+    text = "Connected subscribers (Felix) and readers (Fujin)."
+    yield _gauges("push_subscribers", text, ["listener"], ((at, row.subscribers) for at, row in rows))
+    yield _counters(
+        "push_events",
         "Events by result: delivered, dropped (slow subscriber), oversized, skipped (empty).",
-        labels=["listener", "result"],
+        ["listener", "result"],
+        (((*at, result), getattr(row, attribute)) for at, row in rows for result, attribute in PUSH_RESULTS),
     )
-    encoded = CounterMetricFamily(
-        PREFIX + "push_encoded_events",
-        "Events encoded; subscribers that read the same form share one.",
-        labels=["listener"],
-    )
-    closed = CounterMetricFamily(
-        PREFIX + "push_subscribers_closed", "Subscriptions closed because the subscriber was slow.", labels=["listener"]
-    )
-    pings = CounterMetricFamily(
-        PREFIX + "ping_timeouts", "Connections closed because a PING was not answered.", labels=["listener"]
-    )
-    for name, stats in figures.pushes.items():
-        open_now.add_metric([name], stats.subscribers)
-        events.add_metric([name, "delivered"], stats.sent_records)
-        events.add_metric([name, "dropped"], stats.dropped_events)
-        events.add_metric([name, "oversized"], stats.oversized_events)
-        events.add_metric([name, "skipped"], stats.skipped_events)
-        encoded.add_metric([name], stats.encoded_events)
-        closed.add_metric([name], stats.closed_subscribers)
-        pings.add_metric([name], stats.ping_timeouts)
-    yield from (open_now, events, encoded, closed, pings)
+    text = "Events encoded; subscribers that read the same form share one."
+    yield _counters("push_encoded_events", text, ["listener"], ((at, row.encoded_events) for at, row in rows))
+    text = "Subscriptions closed because the subscriber was slow."
+    yield _counters("push_subscribers_closed", text, ["listener"], ((at, row.closed_subscribers) for at, row in rows))
+    text = "Connections closed because a PING was not answered."
+    yield _counters("ping_timeouts", text, ["listener"], ((at, row.ping_timeouts) for at, row in rows))
 
 
 def _cache(figures: Figures) -> Iterator[Metric]:
     entries, size_bytes, stats = figures.cache
     yield _gauge("cache_entries", "Cached values.", entries)
     yield _gauge("cache_bytes", "Memory of cached values.", size_bytes)
-    gets = CounterMetricFamily(PREFIX + "cache_gets", "Cache reads by result: hit, miss.", labels=["result"])
-    gets.add_metric(["hit"], stats.hits)
-    gets.add_metric(["miss"], stats.misses)
-    yield gets
+    gets = {"hit": stats.hits, "miss": stats.misses}
+    yield _counts("cache_gets", "Cache reads by result: hit, miss.", "result", gets)
     yield _counter("cache_puts", "Cache writes.", stats.puts)
-    removed = CounterMetricFamily(
-        PREFIX + "cache_removed", "Cached values removed, by reason: expired, evicted.", labels=["reason"]
-    )
-    removed.add_metric(["expired"], stats.expired)
-    removed.add_metric(["evicted"], stats.evicted)
-    yield removed
+    removed = {"expired": stats.expired, "evicted": stats.evicted}
+    yield _counts("cache_removed", "Cached values removed, by reason: expired, evicted.", "reason", removed)
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
@@ -506,6 +410,25 @@ def _counter(name: str, text: str, value: float) -> Metric:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(PREFIX + name, text, value=value)
+
+
+def _counters(name: str, text: str, labels: Sequence[str], series: Series) -> Metric:
+    return _with_series(CounterMetricFamily(PREFIX + name, text, labels=labels), series)
+
+
+def _counts(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    return _counters(name, text, [label], (((result,), value) for result, value in values.items()))
+
+
+def _gauges(name: str, text: str, labels: Sequence[str], series: Series) -> Metric:
+    return _with_series(GaugeMetricFamily(PREFIX + name, text, labels=labels), series)
+
+
+def _with_series(family: _Family, series: Series) -> _Family:
+    for values, value in series:
+        if value is not None:
+            family.add_metric(values, value)
+    return family
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:

@@ -64,10 +64,9 @@ from penstock.broker.topics.changes import TopicChanges
 from penstock.broker.topics.quota import TopicQuota
 from penstock.broker.topics.settings import TopicDescription, check_topic_config, describe
 from penstock.broker.tracing import Tracing, ending, error_of_placed
-from penstock.broker.transactions.applications import Applications
 from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
-from penstock.errors import GroupNotFound, InvalidRequest, NotLeading, TopicExists, TopicNotFound
+from penstock.errors import GroupNotFound, InvalidRequest, NotLeading, TopicExists
 from penstock.log.api import Batch, Engine, LogFiles, Partition, Snapshot, TopicConfig, TopicInfo, follow_all
 from penstock.names import is_internal, validate_topic_name
 from penstock.workers import WorkerPool
@@ -124,7 +123,6 @@ class Broker:
         self._quota = TopicQuota(engine, limits)
         self._registry = Registry(engine, clock, limits, background=background)
         self._validation = Validation(self._registry, background)
-        self._applications = Applications(engine, clock, background)
 
         context = Context(engine, clock, limits, self.access, self.audit, background, self.workers, tracing)
         self.cluster = Cluster(context)
@@ -133,8 +131,8 @@ class Broker:
             context, self._registry, self._validation, rules=self._accounts.rules, topic_changes=self._topic_changes
         )
         self.producers = IdempotentProducers(context, self._producer, self._validation)
-        self.transactions = Transactions(context, self._producer, self._validation, self._groups, self._applications)
-        self.staging = Staging(context, self._validation, self._applications)
+        self.transactions = Transactions(context, self._producer, self._validation, self._groups)
+        self.staging = Staging(context, self._validation)
         self.schedule = Schedule(context, self._producer, self._validation)
         self.dead_letters = DeadLetters(
             context,
@@ -168,7 +166,6 @@ class Broker:
             led=(
                 self.coordinator,
                 self.producers,
-                self._applications,
                 self.transactions,
                 self.dead_letters,  # before anything is appended to the topics of dead letters
                 self.staging,
@@ -219,16 +216,15 @@ class Broker:
 
     @on_topic(Operation.DESCRIBE)
     def describe_topic(self, principal: Principal, name: str) -> TopicDescription:
-        return describe(self._engine, self._topic(name))
+        return describe(self._engine, self._engine.topic(name))
 
     @on_topic(Operation.DESCRIBE)
     async def follow_topic(self, principal: Principal, name: str) -> TopicDescription:
         """Describe a topic with the bounds of its partitions as they are now: `describe_topic` takes them as they are known here."""
         if name not in self._engine.topics():
             await self._engine.catch_up()
-        info = self._topic(name)
-        await follow_all(self._engine.partition(name, index) for index in range(info.config.partitions))
-        return describe(self._engine, self._topic(name))
+        await follow_all(self._engine.partitions(self._engine.topic(name)))
+        return describe(self._engine, self._engine.topic(name))
 
     @on_topic(Operation.CREATE)
     @run_to_completion
@@ -275,7 +271,7 @@ class Broker:
             raise NotLeading("this node does not lead, and does not know how to reach the one that does")
         await self.leader.create_topic(principal, name, config, schema)
         await self._engine.catch_up()
-        return self._topic(name)
+        return self._engine.topic(name)
 
     @on_topic(Operation.DELETE)
     @run_to_completion
@@ -285,7 +281,7 @@ class Broker:
 
     async def _delete_topic(self, principal: Principal, name: str) -> None:
         async with self._topic_changes.of(name):
-            await self._engine.delete_topic(self._topic(name).name)
+            await self._engine.delete_topic(self._engine.topic(name).name)
             await self._groups.forget_topic(name)
             await self.subscriptions.forget_topic(name)
             await self._registry.forget_topic(name)
@@ -407,9 +403,8 @@ class Broker:
     @on_topic(Operation.READ)
     def readable_topic(self, principal: Principal, name: str) -> ReadableTopic:
         """A topic for readers that share its partitions out among them. Raises TopicNotFound."""
-        info = self._topic(name)
-        partitions = [self._engine.partition(name, index) for index in range(info.config.partitions)]
-        return ReadableTopic(info, partitions, self._engine.files)
+        info = self._engine.topic(name)
+        return ReadableTopic(info, self._engine.partitions(info), self._engine.files)
 
     # -- a group's own place ----------------------------------------------------------------------------------------------
 
@@ -448,7 +443,7 @@ class Broker:
     @on_topic(Operation.READ)
     def subscribe(self, principal: Principal, topic: str, group: str, session_id: str) -> None:
         """Count a session as a member of the group until `unsubscribe`."""
-        self._topic(topic)
+        self._engine.topic(topic)
         self._groups.join(topic, group, session_id)
 
     def unsubscribe(self, session_id: str) -> None:
@@ -557,12 +552,6 @@ class Broker:
         if name not in self._engine.topics():
             self._producer.forget_topic(name)
         self.subscriptions.topic_changed(name)
-
-    def _topic(self, name: str) -> TopicInfo:
-        info = self._engine.topics().get(name)
-        if info is None:
-            raise TopicNotFound(f"topic not found: {name}")
-        return info
 
     async def _create(self, principal: Principal, name: str, config: TopicConfig) -> TopicInfo:
         validate_topic_name(name)

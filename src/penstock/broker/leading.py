@@ -112,9 +112,7 @@ class Leading:
     async def show_ends(self, topics: Iterable[str]) -> None:
         """Make the ends of topics current, of those that exist: for who has just had something written to them on another node."""
         infos = [info for name in topics if (info := self._engine.topics().get(name)) is not None]
-        partitions = [
-            self._engine.partition(info.name, index) for info in infos for index in range(info.config.partitions)
-        ]
+        partitions = [partition for info in infos for partition in self._engine.partitions(info)]
         await asyncio.gather(*(partition.follow() for partition in partitions if partition.followed))
 
     async def _lead_if_chosen(self) -> None:

@@ -11,8 +11,6 @@ A pipeline belongs to the principal that first reported it. Others may see it; o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,7 +19,7 @@ from penstock.broker.access.checks import BROKER, Operation, Principal, authoriz
 from penstock.broker.limits import INT64_MAX
 from penstock.broker.part import Context, Part
 from penstock.broker.table import Table
-from penstock.errors import AccessDenied, EntryNotFound, InvalidRequest, PenstockError
+from penstock.errors import AccessDenied, EntryNotFound, InvalidRequest
 from penstock.names import NAME_BYTES_MAX, validate_name
 
 PIPELINES_TOPIC: Final = "__pipelines"
@@ -34,7 +32,6 @@ SILENT_MS: Final = 60_000
 REMEMBERED_MS: Final = 90 * 24 * 3600 * 1000
 RUN_VARIABLE: Final = "PENSTOCK_RUN"
 """In the environment of a run: what its id ends with, so that who started it knows its reports."""
-FORGOTTEN_PER_APPEND_MAX: Final = 1024
 LAG_UNKNOWN: Final = -1
 
 
@@ -191,11 +188,7 @@ class Pipelines(Part):
 
     def _forget(self) -> None:
         before_ms = self._clock.now_ms() - REMEMBERED_MS
-        old = (name for name, entry in self._table.items() if entry.updated_ms < before_ms)
-        forgotten = [(name, None) for name in islice(old, FORGOTTEN_PER_APPEND_MAX)]
-        if forgotten:
-            with suppress(PenstockError):
-                self._table.change(forgotten).add_done_callback(lambda changed: changed.exception())
+        self._table.forget(name for name, entry in self._table.items() if entry.updated_ms < before_ms)
 
 
 def _check(report: Report) -> None:

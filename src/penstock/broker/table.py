@@ -20,17 +20,17 @@ hand it to `append_together`: one atomic append of records and changes, of which
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, ItemsView, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, ItemsView, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import structlog
 
-from penstock.background import Background, Loop
+from penstock.background import Background, Loop, Tasks
 from penstock.errors import (
     CorruptBlock,
     CorruptMetadata,
@@ -50,6 +50,7 @@ from penstock.names import is_internal
 # is always on disk, whatever the default for user topics.
 TABLE_CONFIG: Final = TopicConfig(partitions=1, cleanup="compact", segment_bytes=16 << 20)
 KEY_BYTES_MAX: Final = 4 << 10
+FORGOTTEN_PER_APPEND_MAX: Final = 4096
 AWAIT_LEADER_S: Final = 0.05
 VALUE_BYTES_MAX: Final = 1 << 20
 
@@ -146,6 +147,7 @@ class Table(Generic[_Key, _Value]):
         """Own changes that are committed, by offset, behind others that do not show yet: a heap. The number keeps those apart that wait
         for the same offset."""
         self._numbers = count()
+        self._forgetting: asyncio.Future[None] | None = None
         self._reader: Loop | None = None
         """Reads what others have appended; there once somebody has."""
         self._stop_watching: Callable[[], None] | None = None
@@ -171,6 +173,16 @@ class Table(Generic[_Key, _Value]):
 
     def delete(self, key: _Key) -> asyncio.Future[None]:
         return self.change([(key, None)])
+
+    def forget(self, keys: Iterable[_Key]) -> None:
+        """Delete the first of these entries, a bounded number at a time. What is left, or cannot be deleted now, is for another call."""
+        if self._forgetting is not None and not self._forgetting.done():
+            return
+        forgotten = [(key, None) for key in islice(keys, FORGOTTEN_PER_APPEND_MAX)]
+        if forgotten:
+            with suppress(PenstockError):
+                self._forgetting = self.change(forgotten)
+                self._forgetting.add_done_callback(lambda changed: changed.exception())
 
     def change(self, changes: Sequence[tuple[_Key, _Value | None]], *, relaxed: bool = False) -> asyncio.Future[None]:
         """Several changes in one append. If they are `relaxed`, nobody waits for them, and others go first."""
@@ -430,7 +442,7 @@ async def appended_together(
 
 
 _Result = TypeVar("_Result")
-_asking: Final[set[asyncio.Task[None]]] = set()
+_asking: Final = Tasks()
 """For each append whose outcome is unknown, who waits for the log to tell."""
 
 
@@ -440,9 +452,7 @@ def once_known(result: _Result | PenstockError, known: Callable[[_Result | Penst
     if not isinstance(result, OutcomeUnknown) or result.settle is None:
         known(result)
         return
-    task = asyncio.get_running_loop().create_task(_ask(result, result.settle, known))
-    _asking.add(task)
-    task.add_done_callback(_asking.discard)
+    _ = _asking.run(_ask(result, result.settle, known))
 
 
 async def _ask(

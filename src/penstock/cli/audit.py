@@ -70,15 +70,15 @@ def list_events(
     query = _query(kind, user, resource, result, search, since, limit)
     with connected(context) as client:
         page = client.access.audit(query)
-    if wants_json(context):
-        terminal.print_json([_row(event) for event in page.events])
-        return
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        page.events,
+        _row,
         ["time", "type", "user", "from", "resource", "action", "result"],
-        map(_columns, page.events),
+        _columns,
         drop=["from", "action", "user"],
     )
-    if page.more:
+    if page.more and not wants_json(context):
         terminal.hint(f"{page.total} events match; see more with --limit")
 
 

@@ -78,25 +78,24 @@ def list_backups(context: typer.Context, target: TargetArgument) -> None:
 
     found = list_backups(target)
     damaged = [each for each in found if isinstance(each, UnreadableBackup)]
-    if wants_json(context):
-        terminal.print_json([_listed(each) for each in found])
-    else:
-        terminal.print_table(
-            ["backup", "time", "topics", "records", "size"],
-            [
-                (
-                    each.id,
-                    terminal.local_time(each.manifest.moment_ms),
-                    len(each.manifest.topics),
-                    each.records,
-                    round_size(each.manifest.size_bytes),
-                )
-                if isinstance(each, Backup)
-                else (each.id, "damaged", "-", "-", "-")
-                for each in found
-            ],
-            right=["topics", "records", "size"],
-        )
+    terminal.print_list(
+        context,
+        found,
+        _listed,
+        ["backup", "time", "topics", "records", "size"],
+        lambda each: (
+            (
+                each.id,
+                terminal.local_time(each.manifest.moment_ms),
+                len(each.manifest.topics),
+                each.records,
+                round_size(each.manifest.size_bytes),
+            )
+            if isinstance(each, Backup)
+            else (each.id, "damaged", "-", "-", "-")
+        ),
+        right=["topics", "records", "size"],
+    )
     for each in damaged:
         terminal.print_error(each.reason)
     if damaged:

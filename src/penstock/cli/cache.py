@@ -85,10 +85,9 @@ def put(
     ttl_ms = None if ttl is None else duration_ms(ttl, "--ttl")
     with _connected(context) as client:
         client.cache_put(key, data, ttl_s=None if ttl_ms is None else ttl_ms / 1000, cache=cache, namespace=namespace)
-    if wants_json(context):
-        terminal.print_json({"key": key, "bytes": len(data), "ttl_ms": ttl_ms})
-    else:
-        print(f"stored {len(data)} bytes as {terminal.visible(key)}")
+    terminal.print_outcome(
+        context, f"stored {len(data)} bytes as {key}", {"key": key, "bytes": len(data), "ttl_ms": ttl_ms}
+    )
 
 
 @app.command()

@@ -134,19 +134,19 @@ def list_contexts(context: typer.Context) -> None:
     from penstock.cli import profiles
 
     saved = profiles.load()
-    rows = [_row(saved, name) for name in sorted(saved.contexts)]
-    if wants_json(context):
-        terminal.print_json(rows)
-        return
-    if not rows and terminal.on_terminal():
-        terminal.hint("no contexts yet; create one with: penstock context create NAME --server URL")
-        return
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        [_row(saved, name) for name in sorted(saved.contexts)],
+        dict,
         ["", "context", "server", "admin", "password"],
-        [
-            ("*" if row["current"] else "", row["context"], row["server"], row["admin"] or "-", row["password"] or "-")
-            for row in rows
-        ],
+        lambda row: (
+            "*" if row["current"] else "",
+            row["context"],
+            row["server"],
+            row["admin"] or "-",
+            row["password"] or "-",
+        ),
+        empty="no contexts yet; create one with: penstock context create NAME --server URL",
         drop=["admin", "password"],
     )
 

@@ -42,32 +42,27 @@ def list_delayed(
     with connected(context) as client:
         found = client.monitoring.delayed(topic or "", limit + 1)
     records, more = found[:limit], len(found) > limit
-    if wants_json(context):
-        terminal.print_json([_as_json(record) for record in records])
-        return
-    if not records and terminal.on_terminal():
-        terminal.hint("no delayed records are pending")
-        return
     now_ms = time.time_ns() // 1_000_000
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        records,
+        _as_json,
         ["id", "topic", "due", "in", "partition", "key", "size"],
-        [
-            (
-                record.id,
-                terminal.name(record.topic),
-                terminal.local_time(record.due_ms),
-                behind(max(0, record.due_ms - now_ms)),
-                record.partition,
-                "-" if record.key is None else terminal.visible_bytes(record.key),
-                "null" if record.value_bytes < 0 else record.value_bytes,
-            )
-            for record in records
-        ],
+        lambda record: (
+            record.id,
+            terminal.name(record.topic),
+            terminal.local_time(record.due_ms),
+            behind(max(0, record.due_ms - now_ms)),
+            record.partition,
+            "-" if record.key is None else terminal.visible_bytes(record.key),
+            "null" if record.value_bytes < 0 else record.value_bytes,
+        ),
+        empty="no delayed records are pending",
         right=["in", "partition", "size"],
         fold=["key"],
         drop=["partition", "size", "key", "in"],
     )
-    if more:
+    if more and not wants_json(context):
         terminal.hint("there are more; see them with --limit")
 
 

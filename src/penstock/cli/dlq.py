@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_topic, connected
-from penstock.cli.options import YesOption, wants_json
+from penstock.cli.options import YesOption
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
@@ -48,15 +48,13 @@ def list_letters(
         letters = client.dead_letters.list(topic, limit)
         if not letters:
             client.describe_topic(topic)  # a name that is mistyped has no dead letters either: this refuses it
-    if wants_json(context):
-        terminal.print_json([_as_json(letter) for letter in letters])
-        return
-    if not letters and terminal.on_terminal():
-        terminal.hint(f"topic {topic} has no dead letters")
-        return
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        letters,
+        _as_json,
         ["id", "failed", "attempts", "reason", "partition", "offset", "key", "value"],
-        [_row(letter) for letter in letters],
+        _row,
+        empty=f"topic {topic} has no dead letters",
         right=["attempts", "partition", "offset"],
         fold=["reason", "value"],
         drop=["offset", "partition", "attempts", "value", "key"],
@@ -112,11 +110,11 @@ def replay(
             client.dead_letters.replay_at(topic, offset)
         else:
             count = client.dead_letters.replay_all(topic, wanted or "", dry_run=dry_run)
-    if wants_json(context):
-        terminal.print_json({"topic": topic, "replayed": 0 if dry_run else count, "matched": count})
-    else:
-        what = f"{count} record{'' if count == 1 else 's'} of {terminal.visible(topic)}"
-        print(f"would replay {what}" if dry_run else f"replayed {what}")
+    terminal.print_outcome(
+        context,
+        f"{'would replay' if dry_run else 'replayed'} {count} record{'' if count == 1 else 's'} of {topic}",
+        {"topic": topic, "replayed": 0 if dry_run else count, "matched": count},
+    )
 
 
 @app.command()

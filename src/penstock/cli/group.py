@@ -43,25 +43,20 @@ def list_groups(context: typer.Context) -> None:
         rows = [_group(each) for each in client.monitoring.groups()]
         rows += [subscription_row(each) for each in client.monitoring.subscriptions()]
     rows.sort(key=lambda row: (row["group"], row["topic"]))
-    if wants_json(context):
-        terminal.print_json(rows)
-        return
-    if not rows and terminal.on_terminal():
-        terminal.hint("no groups yet; one begins with: penstock consume TOPIC --group NAME")
-        return
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        rows,
+        dict,
         ["group", "topic", "state", "members", "lag", "behind"],
-        [
-            (
-                terminal.name(row["group"]),
-                terminal.name(row["topic"]),
-                row["state"],
-                _or_none(row["members"]),
-                _or_gone(row["lag"]),
-                behind(row["lag_ms"]),
-            )
-            for row in rows
-        ],
+        lambda row: (
+            terminal.name(row["group"]),
+            terminal.name(row["topic"]),
+            row["state"],
+            _or_none(row["members"]),
+            _or_gone(row["lag"]),
+            behind(row["lag_ms"]),
+        ),
+        empty="no groups yet; one begins with: penstock consume TOPIC --group NAME",
         right=["members", "lag", "behind"],
         drop=["members", "state"],
     )

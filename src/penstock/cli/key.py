@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import connected
-from penstock.cli.options import YesOption, wants_json
+from penstock.cli.options import YesOption
 from penstock.cli.program import Program
 
 app = Program(help="Create and revoke API keys (BlipMQ, Felix).")
@@ -37,10 +37,7 @@ def create(
     """
     with connected(context) as client:
         key = client.keys.create(name, roles or ())
-    if wants_json(context):
-        terminal.print_json({"name": name, "key": key})
-    else:
-        print(key)
+    terminal.print_outcome(context, key, {"name": name, "key": key})
 
 
 @app.command("list")
@@ -52,20 +49,13 @@ def list_keys(context: typer.Context) -> None:
     """
     with connected(context) as client:
         keys = client.keys.list()
-    if wants_json(context):
-        terminal.print_json(
-            [
-                {"name": key.name, "roles": key.roles, "created_ms": key.created_ms, "created_by": key.created_by}
-                for key in keys
-            ]
-        )
-        return
-    if not keys and terminal.on_terminal():
-        terminal.hint("no keys yet; make one with: penstock key create NAME")
-        return
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        keys,
+        lambda key: {"name": key.name, "roles": key.roles, "created_ms": key.created_ms, "created_by": key.created_by},
         ["name", "roles", "created by"],
-        [(terminal.name(key.name), ", ".join(key.roles), key.created_by) for key in keys],
+        lambda key: (terminal.name(key.name), ", ".join(key.roles), key.created_by),
+        empty="no keys yet; make one with: penstock key create NAME",
         fold=["roles"],
     )
 

@@ -283,10 +283,11 @@ def replay(
     )
     pipeline, password = _addressed(context, load_pipeline(file))
     count = replay_records(pipeline, password, request, verbose=verbose)
-    if wants_json(context):
-        terminal.print_json({"id": request.name, "to": to, "records": count})
-    else:
-        print(f"replayed {count} records to {terminal.visible(to)} (replay {request.name})")
+    terminal.print_outcome(
+        context,
+        f"replayed {count} records to {to} (replay {request.name})",
+        {"id": request.name, "to": to, "records": count},
+    )
 
 
 @app.command(needs_broker=False)
@@ -361,10 +362,9 @@ def export(
     from penstock.spark.pipelines.model import load_pipeline
 
     rows = export_table(load_pipeline(file), table, to)
-    if wants_json(context):
-        terminal.print_json({"table": table, "to": str(to), "rows": rows})
-    else:
-        print(f"exported {rows} rows of {terminal.visible(table)} to {to}")
+    terminal.print_outcome(
+        context, f"exported {rows} rows of {table} to {to}", {"table": table, "to": str(to), "rows": rows}
+    )
 
 
 @app.command()

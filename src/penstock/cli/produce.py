@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import complete_schema, complete_topic, connected
-from penstock.cli.options import duration_ms, wants_json
+from penstock.cli.options import duration_ms
 
 if TYPE_CHECKING:
     from penstock.cli.lines import ProducedRecord
@@ -218,10 +218,7 @@ def produce(
             if not stored.records:
                 source = "standard input" if file is None or str(file) == "-" else str(file)
                 terminal.print_note(f"{source} is empty: nothing was stored in {topic}")
-    if wants_json(context):
-        terminal.print_json(stored.as_json(topic))
-    else:
-        print(terminal.visible(stored.as_text(topic)))
+    terminal.print_outcome(context, stored.as_text(topic), stored.as_json(topic))
 
 
 def _header(text: str) -> tuple[str, bytes]:

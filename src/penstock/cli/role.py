@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.broker import connected
-from penstock.cli.options import YesOption, wants_json
+from penstock.cli.options import YesOption
 from penstock.cli.program import Program
 
 app = Program(help="Manage roles: named sets of permissions.")
@@ -25,14 +25,12 @@ def list_roles(context: typer.Context) -> None:
     """
     with connected(context) as client:
         found = client.access.roles()
-    if wants_json(context):
-        terminal.print_json(
-            [{"role": each.role, "permissions": each.permissions, "description": each.description} for each in found]
-        )
-        return
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        found,
+        lambda each: {"role": each.role, "permissions": each.permissions, "description": each.description},
         ["role", "permissions", "description"],
-        [(terminal.name(each.role), ", ".join(each.permissions) or "-", each.description) for each in found],
+        lambda each: (terminal.name(each.role), ", ".join(each.permissions) or "-", each.description),
         fold=["description", "permissions"],
     )
 

@@ -73,10 +73,8 @@ def register(
         type_name = TYPES_BY_SUFFIX.get(file.suffix.lower() if file is not None else ".json", "json")
     with connected(context) as client:
         registered = client.schemas.register(name, definition, type_name, compatibility)
-    if wants_json(context):
-        terminal.print_json(_as_json(registered))
-    else:
-        print(terminal.visible(f"registered {registered.id} ({registered.compatibility or 'backward'} compatible)"))
+    text = f"registered {registered.id} ({registered.compatibility or 'backward'} compatible)"
+    terminal.print_outcome(context, text, _as_json(registered))
 
 
 @app.command()
@@ -112,24 +110,19 @@ def list_schemas(
     """
     with connected(context) as client:
         schemas = client.schemas.list(name)
-    if wants_json(context):
-        terminal.print_json([_as_json(schema) for schema in schemas])
-        return
-    if not schemas and terminal.on_terminal():
-        terminal.hint("no schemas yet; make one with: penstock schema register NAME FILE")
-        return
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        schemas,
+        _as_json,
         ["schema", "version", "type", "compatibility", "created"],
-        [
-            (
-                terminal.name(each.name),
-                each.version,
-                each.type,
-                each.compatibility or "-",
-                "-" if each.created_ms is None else terminal.local_time(each.created_ms),
-            )
-            for each in schemas
-        ],
+        lambda each: (
+            terminal.name(each.name),
+            each.version,
+            each.type,
+            each.compatibility or "-",
+            "-" if each.created_ms is None else terminal.local_time(each.created_ms),
+        ),
+        empty="no schemas yet; make one with: penstock schema register NAME FILE",
         right=["version"],
         drop=["compatibility"],
     )

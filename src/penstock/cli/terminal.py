@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
@@ -22,6 +22,8 @@ from penstock.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_Item = TypeVar("_Item")
 
 # C0 and C1 controls and the backslash-free forms people know; a tab is harmless and stays.
 _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
@@ -102,6 +104,27 @@ def print_outcome(context: typer.Context, text: str, data: Mapping[str, object])
         print_json(data)
     else:
         print(visible(text))
+
+
+def print_list(
+    context: typer.Context,
+    items: Sequence[_Item],
+    as_json: Callable[[_Item], object],
+    columns: Sequence[str],
+    as_row: Callable[[_Item], Sequence[object]],
+    *,
+    empty: str = "",
+    right: Sequence[str] = (),
+    fold: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> None:
+    """Print what a command has found: a table for people, a list of objects for programs. `empty` is the hint if there is nothing."""
+    if wants_json(context):
+        print_json([as_json(each) for each in items])
+    elif empty and not items and on_terminal():
+        hint(empty)
+    else:
+        print_table(columns, map(as_row, items), right=right, fold=fold, drop=drop)
 
 
 def print_table(

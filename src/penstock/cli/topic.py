@@ -116,18 +116,18 @@ def list_topics(context: typer.Context) -> None:
     """
     with connected(context) as client:
         described = client.describe_topics()
-    if wants_json(context):
-        terminal.print_json([_as_json(each) for each in described])
-        return
-    if not described and terminal.on_terminal():
-        terminal.hint("no topics yet; create one with: penstock topic create NAME")
-        return
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        described,
+        _as_json,
         ["topic", "partitions", "records", "durability"],
-        [
-            (terminal.name(each.name), len(each.partitions), _records(each), each.config.get("durability", "-"))
-            for each in described
-        ],
+        lambda each: (
+            terminal.name(each.name),
+            len(each.partitions),
+            _records(each),
+            each.config.get("durability", "-"),
+        ),
+        empty="no topics yet; create one with: penstock topic create NAME",
         right=["partitions", "records"],
         drop=["durability"],
     )

@@ -44,27 +44,22 @@ def list_transactions(context: typer.Context) -> None:
 
     with connected(context) as client:
         found = client.monitoring.transactions()
-    if wants_json(context):
-        terminal.print_json([msgspec.to_builtins(each) for each in found])
-        return
-    if not found and terminal.on_terminal():
-        terminal.hint("no transactions are open")
-        return
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        found,
+        msgspec.to_builtins,
         ["id", "owner", "state", "age", "timeout", "records", "memory", "topics"],
-        [
-            (
-                each.id,
-                terminal.name(each.owner),
-                each.state,
-                behind(each.age_ms),
-                behind(each.timeout_ms),
-                each.records,
-                round_size(each.memory_bytes),
-                ", ".join(map(terminal.name, each.topics)) + (", ..." if each.topics_total > len(each.topics) else ""),
-            )
-            for each in found
-        ],
+        lambda each: (
+            each.id,
+            terminal.name(each.owner),
+            each.state,
+            behind(each.age_ms),
+            behind(each.timeout_ms),
+            each.records,
+            round_size(each.memory_bytes),
+            ", ".join(map(terminal.name, each.topics)) + (", ..." if each.topics_total > len(each.topics) else ""),
+        ),
+        empty="no transactions are open",
         right=["age", "timeout", "records", "memory"],
         fold=["topics"],
         drop=["memory", "topics", "state", "records", "timeout"],

@@ -83,20 +83,17 @@ def list_users(context: typer.Context) -> None:
     """
     with connected(context) as client:
         users = client.access.users()
-    if wants_json(context):
-        terminal.print_json([_row(user) for user in users])
-        return
-    terminal.print_table(
+    terminal.print_list(
+        context,
+        users,
+        _row,
         ["user", "roles", "enabled", "created"],
-        [
-            (
-                terminal.name(user.user),
-                ", ".join(user.roles),
-                "yes" if user.enabled else "no",
-                terminal.local_time(user.created_s * 1000),
-            )
-            for user in users
-        ],
+        lambda user: (
+            terminal.name(user.user),
+            ", ".join(user.roles),
+            "yes" if user.enabled else "no",
+            terminal.local_time(user.created_s * 1000),
+        ),
         fold=["roles"],
     )
 

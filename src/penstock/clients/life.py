@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import partial
 from random import Random
-from types import TracebackType
 from typing import Final, Self
 
 from penstock.clients.options import ClientOptions
@@ -32,9 +31,7 @@ class AsyncOpened(ABC):
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -95,9 +95,7 @@ class SyncClient(SyncObject[Client]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -150,9 +148,7 @@ class SyncConsumer(SyncContext[Consumer], Generic[Consumer, Item]):
         while (item := self.next()) is not None:
             yield item
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -182,6 +182,8 @@ class Log(Section):
     """A segment of this size is sealed, and a new one is started."""
     segment_ms: SegmentMs = 7 * 24 * 3600 * 1000
     """A segment of this age is sealed too, so that retention by time can delete it."""
+    block_bytes_target: Size = Field(1 << 20, ge=4 << 10, le=32 << 20)
+    """A commit is cut into blocks of about this size. A read from the middle of a block decodes all of it; small blocks compress less."""
     journal_bytes: Size = Field(64 << 20, ge=1 << 20, le=1 << 32)
     """A journal of this size is replaced by a checkpoint. There are at most two, which bounds what recovery has to replay."""
     checkpoint_bytes: Size = Field(32 << 20, ge=1 << 20)
@@ -199,8 +201,12 @@ class Log(Section):
     """Interval of retention, merging of small blocks, and compaction."""
     tombstone_ms: DurationMs = 24 * 3600 * 1000
     """How long compaction keeps tombstones, so that every reader sees them."""
+    merge_block_bytes: Size = Field(64 << 10, ge=1, le=1 << 20)
+    """A sealed segment whose blocks are smaller than this on average is rewritten with larger ones."""
     compact_dirty_ratio: float = Field(0.5, gt=0, le=1)
     """A compacted partition is rewritten when this fraction of its sealed bytes is new."""
+    compact_keys_max: int = Field(5_000_000, ge=1_000)
+    """Keys that one pass of compaction holds in memory, about 100 bytes each. More are left for the next pass."""
     reserve_bytes: Size = 8 << 20
     """Disk space reserved so that group offsets can be committed when the disk is full."""
     accept_gaps: bool = False

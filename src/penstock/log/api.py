@@ -522,6 +522,17 @@ class Engine(ABC):
     def topics(self) -> Mapping[str, TopicInfo]:
         """The topics that exist as far as this engine knows, internal ones included, by name. `watch_topics` tells when that changes."""
 
+    def topic(self, name: str) -> TopicInfo:
+        """Raises TopicNotFound."""
+        info = self.topics().get(name)
+        if info is None:
+            raise TopicNotFound(f"topic not found: {name}")
+        return info
+
+    def partitions(self, topic: TopicInfo) -> list[Partition]:
+        """Return the partitions of a topic, in order. Raises TopicNotFound."""
+        return [self.partition(topic.name, index) for index in range(topic.config.partitions)]
+
     @abstractmethod
     def watch_topics(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call `callback` with the name of each topic that has appeared, changed or vanished, whoever did that. Returns what stops it.

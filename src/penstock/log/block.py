@@ -92,9 +92,6 @@ class BinaryColumn:
     valid: npt.NDArray[np.bool_] | None
     """None where no cell is null."""
 
-    def validity_bitmap(self) -> bytes | None:
-        return None if self.valid is None else np.packbits(self.valid, bitorder="little").tobytes()
-
 
 @dataclass(frozen=True, slots=True)
 class Columns:

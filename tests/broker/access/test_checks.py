@@ -285,7 +285,6 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
             ),
         ),
     ),
-    "transactions.begin_run": (Operation.WRITE, WHOLE, lambda b, who, t: b.transactions.begin_run(who, "app")),
     "staging.begin_run": (Operation.WRITE, WHOLE, lambda b, who, t: b.staging.begin_run(who, "app", "run")),
     "staging.stage": (
         Operation.WRITE,

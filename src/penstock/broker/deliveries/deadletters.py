@@ -260,7 +260,7 @@ class DeadLetters(Part):
         if info is None:
             return
         now_ms = self._clock.now_ms()
-        handles = [self._engine.partition(info.name, index) for index in range(info.config.partitions)]
+        handles = self._engine.partitions(info)
         await follow_all(handles)
         for handle, end in [(handle, handle.committed_end) for handle in handles]:
             offset = handle.start_offset

@@ -44,7 +44,7 @@ from penstock.errors import (
     PenstockError,
     TopicNotFound,
 )
-from penstock.log.api import Partition, TopicInfo, follow_all
+from penstock.log.api import Partition, follow_all
 from penstock.names import validate_group_name
 
 SUBSCRIPTIONS_TOPIC: Final = "__subscriptions"
@@ -127,7 +127,7 @@ class Subscriptions(Part):
             if info is None or info.id != stored.topic_id:
                 gone.append(subscription_id)
                 continue
-            handles = self._handles(info)
+            handles = self._engine.partitions(info)
             await follow_all(handles)
             continued = stored.continued(handles)
             if continued != stored:
@@ -374,7 +374,7 @@ class Subscriptions(Part):
         of_topic = [each for each in self._by_id.values() if each.topic == name]
         self._forget([each for each in of_topic if info is None or each.topic_id != info.id])
         if info is not None:
-            handles = self._handles(info)
+            handles = self._engine.partitions(info)
             for subscription in of_topic:
                 if not subscription.deleted:
                     self._extend(subscription, handles)
@@ -411,15 +411,6 @@ class Subscriptions(Part):
 
     # -- keeping ----------------------------------------------------------------------------------------------------------
 
-    def _topic(self, name: str) -> TopicInfo:
-        info = self._engine.topics().get(name)
-        if info is None:
-            raise TopicNotFound(f"topic not found: {name}")
-        return info
-
-    def _handles(self, info: TopicInfo) -> list[Partition]:
-        return [self._engine.partition(info.name, index) for index in range(info.config.partitions)]
-
     async def _create(
         self, principal: Principal, topic: str, qos: int, name: str, start: Literal["earliest", "latest"]
     ) -> Subscription:
@@ -430,8 +421,8 @@ class Subscriptions(Part):
         try:
             if topic not in self._engine.topics():
                 await self._create_topic(principal, topic)
-            info = self._topic(topic)
-            handles = self._handles(info)
+            info = self._engine.topic(topic)
+            handles = self._engine.partitions(info)
             await follow_all(handles)
             starts = [handle.start_offset if start == "earliest" else handle.committed_end for handle in handles]
             stored = StoredSubscription(
@@ -459,7 +450,7 @@ class Subscriptions(Part):
             raise TopicNotFound(f"topic not found: {topic} was deleted while it was being subscribed to")
         subscription = Subscription(subscription_id, stored, handles, self._policy)
         self._add(subscription, self._clock.monotonic())
-        self._extend(subscription, self._handles(now))
+        self._extend(subscription, self._engine.partitions(now))
         return subscription
 
     def _check_room(self, owner: str) -> None:

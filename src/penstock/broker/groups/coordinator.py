@@ -59,7 +59,6 @@ from penstock.errors import (
     InvalidRequest,
     LimitExceeded,
     PenstockError,
-    TopicNotFound,
 )
 from penstock.futures import shield
 from penstock.log.api import follow_all
@@ -319,8 +318,7 @@ class Coordinator(Part):
             raise InvalidRequest(f"a member subscribes to {len(topics)} topics: use 1 to {TOPICS_PER_MEMBER_MAX}")
         existing = self._engine.topics()
         for topic in topics:
-            if topic not in existing:
-                raise TopicNotFound(f"topic not found: {topic}")
+            self._engine.topic(topic)
         group_topics = state.subscribed.union(topics)
         if len(group_topics) > TOPICS_PER_GROUP_MAX:
             raise LimitExceeded(

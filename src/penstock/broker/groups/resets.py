@@ -18,7 +18,7 @@ from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.groups import CHANGES_PER_APPEND_MAX, Groups, OffsetKey
 from penstock.broker.limits import INT64_MAX
 from penstock.broker.part import Context, Part
-from penstock.errors import GroupNotFound, InvalidRequest, TopicNotFound
+from penstock.errors import GroupNotFound, InvalidRequest
 from penstock.log.api import Partition, follow_all
 
 ResetMode = Literal["earliest", "latest", "offset", "time", "shift"]
@@ -125,11 +125,8 @@ class Resets(Part):
     async def _handles(self, topic: str, target: ResetTarget, partition: int | None) -> Sequence[Partition]:
         if target.mode in ("offset", "time") and target.value < 0:
             raise InvalidRequest(f"{target.mode} {target.value} is out of range: use 0 to {INT64_MAX}")
-        info = self._engine.topics().get(topic)
-        if info is None:
-            raise TopicNotFound(f"topic not found: {topic}")
-        wanted = range(info.config.partitions) if partition is None else [partition]
-        handles = [self._engine.partition(topic, index) for index in wanted]
+        info = self._engine.topic(topic)
+        handles = self._engine.partitions(info) if partition is None else [self._engine.partition(topic, partition)]
         await follow_all(handles)
         return handles
 

@@ -33,8 +33,7 @@ from penstock.broker.schemas.marks import MarkInvalid, header_mark, read_mark
 from penstock.broker.schemas.reference import LATEST, Compatibility, Reference, parse_reference
 from penstock.broker.schemas.registry import Registry, SchemaVersion
 from penstock.broker.schemas.validation import Validation
-from penstock.errors import CorruptBlock, PenstockError, SchemaNotFound, TopicNotFound
-from penstock.log.api import TopicInfo
+from penstock.errors import CorruptBlock, PenstockError, SchemaNotFound
 
 
 class Schemas(Part):
@@ -191,7 +190,7 @@ class Schemas(Part):
     async def bind(self, principal: Principal, topic: str, reference: str | None) -> None:
         """From now on records of the topic must follow a schema ("orders", "orders:3"); None lifts that. Raises SchemaNotFound."""
         async with self._topic_changes.of(topic):
-            info = self._topic(topic)
+            info = self._engine.topic(topic)
             if reference is None:
                 await self._registry.bind(topic, info.id, None)
                 return
@@ -212,7 +211,7 @@ class Schemas(Part):
         Each is read with the version that wrote it, if a header or a frame before the value says which, else with the version that the
         topic is bound to.
         """
-        bound = self._registry.bound.get(self._topic(topic).name)
+        bound = self._registry.bound.get(self._engine.topic(topic).name)
         if bound is None:
             return [NOT_DECODED] * len(values)
         from penstock.broker.schemas.decoding import Writing, decode_values  # by now imported, see Registry
@@ -251,13 +250,5 @@ class Schemas(Part):
     @on_topic(Operation.DESCRIBE)
     def bound_to(self, principal: Principal, topic: str) -> str | None:
         """The schema that the topic's records must follow."""
-        reference = self._registry.bound.get(self._topic(topic).name)
+        reference = self._registry.bound.get(self._engine.topic(topic).name)
         return None if reference is None else str(reference)
-
-    # -- inside -----------------------------------------------------------------------------------------------------------
-
-    def _topic(self, name: str) -> TopicInfo:
-        info = self._engine.topics().get(name)
-        if info is None:
-            raise TopicNotFound(f"topic not found: {name}")
-        return info

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
-from penstock.background import Background
+from penstock.background import Background, Tasks
 from penstock.broker.records.faults import Faults
 from penstock.broker.schemas.definition import Checker, Fault, first_faults
 from penstock.broker.schemas.entries import Version
@@ -98,14 +98,13 @@ class Validation:
         self._checkers_bytes = 0
         self._queues: dict[str, deque[_Waiting]] = {}
         """By topic, while runs wait for the worker. Entries go with the last of them."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self.stats = ValidationStats()
 
     async def close(self) -> None:
         """Wait for the check under way, refuse the runs behind it, and end the worker."""
         await self._worker.close()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.finish()
 
     def check_reference(self, reference: Reference) -> None:
         """Raises SchemaNotFound, and InvalidRequest where the schema has no such message."""
@@ -143,9 +142,7 @@ class Validation:
             queue.append(waiting)
             return
         self._queues[topic] = deque([waiting])
-        task = asyncio.get_running_loop().create_task(self._work_off(topic))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        _ = self._tasks.run(self._work_off(topic))
 
     def admit(
         self,

@@ -18,14 +18,14 @@ staged, as `Broker.produce` checks them, so that a commit finds nothing left to 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from penstock.background import Loop, run_to_completion
+from penstock.background import Loop, Tasks, run_to_completion
 from penstock.broker.access.checks import (
     Operation,
     Principal,
@@ -37,14 +37,14 @@ from penstock.broker.access.checks import (
 )
 from penstock.broker.part import Context, Part
 from penstock.broker.schemas.validation import Validation
+from penstock.broker.staging.applications import Application, Applications, Once
 from penstock.broker.staging.blocks import check_parts, records_of, with_headers
 from penstock.broker.staging.entries import ATTEMPT_BYTES_MAX, COMMITS_TOPIC, CommitEntry, Place, Winner
 from penstock.broker.staging.publication import Changes, Publication
 from penstock.broker.staging.store import OnStaged, StagedApplication, Ticket
 from penstock.broker.staging.tickets import StagingStats, Tickets
 from penstock.broker.table import Table
-from penstock.broker.transactions.applications import Application, Applications, Once
-from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown, TopicNotFound
+from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown
 from penstock.futures import shield
 from penstock.names import validate_name
 
@@ -70,10 +70,10 @@ class Committed(Enum):
 class Staging(Part):
     """The staged records of one broker."""
 
-    def __init__(self, context: Context, validation: Validation, applications: Applications) -> None:
+    def __init__(self, context: Context, validation: Validation) -> None:
         super().__init__(context)
         self.stats = StagingStats()
-        self._applications = applications
+        self._applications = Applications(self._engine, self._clock, self.background)
         self._validation = validation
         self._tickets = Tickets(self._engine, self._clock, self._limits, self.stats, self.background)
         self._commits: Table[str, CommitEntry] = Table(
@@ -84,7 +84,7 @@ class Staging(Part):
             entries_max=self._limits.staged_applications_max,
             background=self.background,
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._publishing = self.background.health("staged_commits")
         self._sweeping: Loop | None = None
         self._sweeps = 0
@@ -93,6 +93,7 @@ class Staging(Part):
 
     async def start(self) -> None:
         """Find what was staged before, and go on with the commits that were decided."""
+        await self._applications.start()
         await self._tickets.load()
         await self._commits.load()
         for name, commit in list(self._commits.items()):
@@ -103,13 +104,14 @@ class Staging(Part):
         """Wait for what is under way. A long commit ends between two chunks, and goes on with the next start."""
         if self._sweeping is not None:
             await self._sweeping.stop()
-        while self._tasks:
+        while tasks := [*self._tasks]:
             for staged in self._tickets.by_application.values():
                 if staged.publication is not None:
                     staged.publication.stop()
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(tasks)
         await self._tickets.close()
         await self._commits.close()
+        await self._applications.close()
 
     # -- operations -------------------------------------------------------------------------------------------------------
 
@@ -153,9 +155,7 @@ class Staging(Part):
         entry = self._applications.check_run(principal, Once(place.application, place.run, place.epoch))
         if place.run > entry.run:
             raise InvalidRequest(f"run {place.run} of application {place.application} has not begun: begin it first")
-        info = self._engine.topics().get(topic)
-        if info is None:
-            raise TopicNotFound(f"topic not found: {topic}")
+        info = self._engine.topic(topic)
         if place.epoch <= entry.epoch:
             asyncio.get_running_loop().call_soon(done, None)
             return
@@ -206,7 +206,7 @@ class Staging(Part):
         except BaseException:
             self._applications.release(application)
             raise
-        deciding = self._run(self._decide(publication, staged, principal, once))
+        deciding = self._tasks.run(self._decide(publication, staged, principal, once), quiet=True)
         deciding.add_done_callback(lambda _: self._applications.release(application))
         # Whoever waits here may give up; the commit goes on.
         await shield(deciding)
@@ -298,7 +298,7 @@ class Staging(Part):
     def _go_on(self, staged: StagedApplication, publication: Publication) -> asyncio.Task[None]:
         """The task that publishes what is left."""
         if publication.task is None or publication.task.done():
-            publication.task = self._run(self._finish(publication, staged))
+            publication.task = self._tasks.run(self._finish(publication, staged), quiet=True)
         return publication.task
 
     async def _finish(self, publication: Publication, staged: StagedApplication) -> None:
@@ -320,7 +320,7 @@ class Staging(Part):
             self._tickets.forget(staged, ticket)
         losers = [ticket for ticket in staged.tickets.values() if ticket.key.epoch <= publication.epoch]
         self.stats.aborted_tickets += self._tickets.drop(staged, losers)
-        _ = self._run(self._tickets.clear(staged))
+        _ = self._tasks.run(self._tickets.clear(staged), quiet=True)
 
     async def _finished(self, staged: StagedApplication, publication: Publication) -> bool:
         """Wait a while for a decided commit; whether it is over. Raises what keeps it from going on."""
@@ -366,11 +366,3 @@ class Staging(Part):
         if self._sweeps % FORGET_EVERY_SWEEPS == 0:
             self._applications.forget()
         return SWEEP_S
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        # Seen, even where nobody waits for it.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task

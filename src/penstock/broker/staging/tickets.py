@@ -8,12 +8,12 @@ both hear how the first one ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from penstock.background import Background
+from penstock.background import Background, Tasks
 from penstock.broker.access.checks import Principal
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.staging.blocks import StagedPart
@@ -83,7 +83,7 @@ class Tickets:
         self._stats = stats
         self._health = background.health("staging_tickets")
         self._store = StagingStore(engine)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def load(self) -> None:
         """Find the tickets of before, and remove the topics in which there are none."""
@@ -106,8 +106,7 @@ class Tickets:
             await self._engine.delete_topic(topic)
 
     async def close(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.finish()
         await self.table.close()
 
     def application(self, name: str) -> StagedApplication:
@@ -238,7 +237,7 @@ class Tickets:
         ticket.before = staged.leaving.get((place.epoch, place.attempt))
         staged.tickets[place.epoch, place.attempt] = ticket
         self._stats.tickets += 1
-        _ = self._run(self._enter(staged, ticket))
+        _ = self._tasks.run(self._enter(staged, ticket), quiet=True)
         return ticket
 
     async def _enter(self, staged: StagedApplication, ticket: Ticket) -> None:
@@ -302,7 +301,7 @@ class Tickets:
         self._delete_entries([ticket for ticket in doomed if ticket.opening is None])
         if doomed:
             # Who fails again and again must not fill the disk with what it never commits.
-            _ = self._run(self.clear(staged))
+            _ = self._tasks.run(self.clear(staged), quiet=True)
         return len(doomed)
 
     def forget(self, staged: StagedApplication, ticket: Ticket) -> None:
@@ -348,14 +347,6 @@ class Tickets:
         await self._store.delete(staged)
         if not staged.tickets and staged.publication is None:
             self.by_application.pop(staged.name, None)
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        # Seen, even where nobody waits for it.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
 
 
 def _counted(size_bytes: int) -> int:

@@ -15,7 +15,7 @@ from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.part import Context, Part
 from penstock.broker.topics.quota import TopicQuota
 from penstock.broker.topics.settings import changed_settings, check_topic_config, parse_topic_config
-from penstock.errors import InvalidRequest, TopicNotFound
+from penstock.errors import InvalidRequest
 from penstock.log.api import TopicConfig, TopicInfo
 
 ALL_PARTITIONS = -1
@@ -40,7 +40,7 @@ class TopicChanges(Part):
         if any(setting == "partitions" for setting, _ in given):
             raise InvalidRequest("partitions are not a setting that can be altered: add partitions instead")
         async with self._locks.of(name):
-            config = self._topic(name).config
+            config = self._engine.topic(name).config
             return await self._change(principal, name, parse_topic_config(given, config))
 
     @on_topic(Operation.CREATE)
@@ -51,7 +51,7 @@ class TopicChanges(Part):
         Raises TopicNotFound, InvalidRequest for fewer than there are, LimitExceeded.
         """
         async with self._locks.of(name):
-            config = self._topic(name).config
+            config = self._engine.topic(name).config
             if partitions < config.partitions:
                 raise InvalidRequest(
                     f"topic {name} has {config.partitions} partitions, and partitions cannot be removed: "
@@ -82,7 +82,7 @@ class TopicChanges(Part):
         Raises TopicNotFound, PartitionNotFound, OffsetOutOfRange for an offset beyond the end, InvalidRequest.
         """
         async with self._locks.of(name):
-            before = await self._offsets(self._topic(name), mode, position, partition)
+            before = await self._offsets(self._engine.topic(name), mode, position, partition)
             await self._engine.truncate_topic(name, before)
         details = {str(index): str(offset) for index, offset in sorted(before.items())}
         self._audit.note(principal, "topic.truncate", name, details=details)
@@ -108,7 +108,7 @@ class TopicChanges(Part):
 
     async def _change(self, principal: Principal, name: str, config: TopicConfig) -> TopicInfo:
         check_topic_config(config)
-        before = self._topic(name)
+        before = self._engine.topic(name)
         changed = changed_settings(before.config, config)
         if not changed:
             return before
@@ -116,10 +116,4 @@ class TopicChanges(Part):
             info = await self._engine.alter_topic(name, config)
         settings = {setting: after for setting, (_, after) in changed.items()}
         self._audit.note(principal, "topic.alter", name, details=settings)
-        return info
-
-    def _topic(self, name: str) -> TopicInfo:
-        info = self._engine.topics().get(name)
-        if info is None:
-            raise TopicNotFound(f"topic not found: {name}")
         return info

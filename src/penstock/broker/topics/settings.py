@@ -46,15 +46,13 @@ class TopicDescription:
 
 
 def describe(engine: Engine, info: TopicInfo) -> TopicDescription:
-    partitions = []
-    for index in range(info.config.partitions):
-        partition = engine.partition(info.name, index)
-        partitions.append(
-            PartitionDescription(
-                index, partition.start_offset, partition.committed_end, partition.size_bytes, partition.failure
-            )
-        )
-    return TopicDescription(info, tuple(partitions))
+    return TopicDescription(
+        info,
+        tuple(
+            PartitionDescription(each.index, each.start_offset, each.committed_end, each.size_bytes, each.failure)
+            for each in engine.partitions(info)
+        ),
+    )
 
 
 # -- settings -------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ can tell sooner is asked, and the commit is under way until then.
       `--time------> timed out                      itself
 
 An id is random and belongs to the principal that began it; to others it does not exist. What one principal, and all of them, can make
-the broker hold is bounded (`BrokerLimits`). A commit may be named, so that it is done once over several transactions and runs of its
-writer: see `applications`.
+the broker hold is bounded (`BrokerLimits`). Writers that repeat their work after a crash stage records instead: see `staging`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -47,9 +46,8 @@ from penstock.broker.part import Context, Part
 from penstock.broker.records.faults import Faults
 from penstock.broker.records.producer import ANY_PARTITION, Accepted, Producer
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.table import PreparedChange, Table, append_together
+from penstock.broker.table import FORGOTTEN_PER_APPEND_MAX, PreparedChange, Table, append_together
 from penstock.broker.tracing import ending
-from penstock.broker.transactions.applications import Applications, Once
 from penstock.broker.transactions.transaction_records import TransactionRecords
 from penstock.errors import (
     LimitExceeded,
@@ -68,7 +66,6 @@ OUTCOME_BYTES_MAX: Final = 1 << 10
 # What a gathered record takes in memory beside its bytes: objects, and its places in lists.
 RECORD_OVERHEAD_BYTES: Final = 128
 ENDED_MAX: Final = 10_000
-FORGOTTEN_PER_APPEND_MAX: Final = 4096
 SWEEP_S: Final = 1.0
 TOPICS_LISTED_MAX: Final = 5
 
@@ -159,7 +156,6 @@ class Transactions(Part):
         producer: Producer,
         validation: Validation,
         groups: Groups,
-        applications: Applications,
         *,
         new_token: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
@@ -168,7 +164,6 @@ class Transactions(Part):
         self._producer = producer
         self._groups = groups
         self._validation = validation
-        self._applications = applications
         self._new_token = new_token
         self._open: dict[str, _Transaction] = {}
         """In the order in which they began, which is the order in which they time out."""
@@ -185,7 +180,6 @@ class Transactions(Part):
             background=self.background,
             value_bytes_max=OUTCOME_BYTES_MAX,
         )
-        self._forgetting: asyncio.Future[None] | None = None
         self._sweeping: Loop | None = None
 
     async def start(self) -> None:
@@ -305,25 +299,20 @@ class Transactions(Part):
         transaction.offsets[key] = offset
 
     @on_broker(Operation.WRITE)
-    async def commit(self, principal: Principal, transaction_id: str, once: Once | None = None) -> bool:
+    async def commit(self, principal: Principal, transaction_id: str) -> bool:
         """Write everything that was added, all or nothing. True where this call did it, False where it was done before.
 
         Raises OutcomeUnknown where only a restart can tell whether it is written. After any other error it certainly is not, and the
         transaction is what it was.
         """
-        if once is not None:
-            await self._applications.hold(once.application)
-        try:
-            done, ours = self._commit(principal, transaction_id, once)
-        except BaseException:
-            if once is not None:
-                self._applications.release(once.application)
-            raise
-        if once is not None:
-            done.add_done_callback(lambda _: self._applications.release(once.application))
+        transaction = self._find(principal, transaction_id)
+        if transaction is None:
+            self._check_committed(principal, transaction_id)
+            return False
+        under_way = transaction.committing
         # Whoever waits here may give up; the commit goes on.
-        await shield(done)
-        return ours
+        await shield(under_way or self._append(principal, transaction))
+        return under_way is None
 
     @on_broker(Operation.WRITE)
     def rollback(self, principal: Principal, transaction_id: str) -> bool:
@@ -367,42 +356,14 @@ class Transactions(Part):
             )
         return listed
 
-    @on_broker(Operation.WRITE)
-    async def begin_run(self, principal: Principal, application: str) -> int:
-        """The number of a new run of an application, for `Once`; commits of earlier runs are refused from now on."""
-        return (await self._applications.begin_run(principal, application)).run
-
     # -- committing -------------------------------------------------------------------------------------------------------
 
-    def _commit(
-        self, principal: Principal, transaction_id: str, once: Once | None
-    ) -> tuple[asyncio.Future[None], bool]:
-        """Start the commit, or find the one that was; what to wait for, and whether it is this one."""
+    def _append(self, principal: Principal, transaction: _Transaction) -> asyncio.Future[None]:
+        """Start the commit, and return what is done when it is."""
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        transaction = self._find(principal, transaction_id)
-        if transaction is None:
-            self._check_committed(principal, transaction_id)
-            finished.set_result(None)
-            return finished, False
-        if transaction.committing is not None:
-            return transaction.committing, False
-        named = None if once is None else self._applications.prepare(principal, once)
-        if once is not None and named is None:
-            self._end(transaction, End.COMMITTED)
-            finished.set_result(None)
-            return finished, False
-        self._append(principal, transaction, [] if named is None else [named], finished)
-        return finished, True
-
-    def _append(
-        self,
-        principal: Principal,
-        transaction: _Transaction,
-        changes: list[PreparedChange[Any, Any]],
-        finished: asyncio.Future[None],
-    ) -> None:
         batches = self._batches(principal, transaction)
-        changes.append(self._table.prepare([(transaction.id, Outcome(transaction.owner, self._clock.now_ms()))]))
+        outcome = Outcome(transaction.owner, self._clock.now_ms())
+        changes: list[PreparedChange[Any, Any]] = [self._table.prepare([(transaction.id, outcome)])]
         offsets = self._offsets(principal, transaction)
         if offsets is not None:
             changes.append(offsets.change)
@@ -423,6 +384,7 @@ class Transactions(Part):
                 offsets.settled()
             raise
         transaction.committing = finished
+        return finished
 
     def _batches(self, principal: Principal, transaction: _Transaction) -> list[BatchFor]:
         """What was added, for the topics as they are now. Raises where one is gone, or no longer open to the principal."""
@@ -550,20 +512,13 @@ class Transactions(Part):
         return SWEEP_S
 
     def _forget(self) -> None:
-        """Delete the oldest entries of the table, a bounded number at a time. They are in the order of their commits."""
-        if self._forgetting is not None and not self._forgetting.done():
-            return
+        """Delete the oldest entries of the table. They are in the order of their commits."""
         surplus = len(self._table) - self._limits.transactions_remembered_max
         before_ms = self._clock.now_ms() - self._limits.transactions_remembered_ms
         oldest = takewhile(
             lambda item: item[0] < surplus or item[1][1].committed_ms < before_ms, enumerate(self._table.items())
         )
-        forgotten = [(key, None) for _, (key, _) in islice(oldest, FORGOTTEN_PER_APPEND_MAX)]
-        if forgotten:
-            # Where it fails they stay, and a later sweep tries again.
-            with suppress(PenstockError):
-                self._forgetting = self._table.change(forgotten)
-                self._forgetting.add_done_callback(lambda changed: changed.exception())
+        self._table.forget(key for _, (key, _) in oldest)
 
 
 def _not_found(transaction_id: str) -> TransactionNotFound:

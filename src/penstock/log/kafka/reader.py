@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
 
 from penstock.errors import CorruptBlock, InvalidRequest, OffsetOutOfRange, TopicNotFound, Unreachable
@@ -66,6 +66,19 @@ class Reader:
                 await patience.after(error)
                 await self._client.refresh()
 
+    async def _ask_leader(
+        self, what: str, place: Place, ask: Callable[[int], Awaitable[Mapping[Place, _T | KafkaFault]]]
+    ) -> _T:
+        """Ask the broker that leads a partition, until it answers for that. Raises what `patiently` does."""
+
+        async def attempt() -> _T:
+            answer = (await ask(self.leader(place)))[place]
+            if isinstance(answer, KafkaFault):
+                raise answer
+            return answer
+
+        return await self.patiently(what, attempt)
+
     def leader(self, place: Place) -> int:
         """Raises Unanswered where nobody leads the partition now."""
         leader = self._client.leader(place)
@@ -76,14 +89,8 @@ class Reader:
     async def offset(self, place: Place, timestamp_ms: int) -> int:
         """The offset of the first record at or after a time (or `EARLIEST`, `LATEST`); -1 where there is none."""
 
-        async def ask() -> int:
-            answers = await self._client.offsets(self.leader(place), {place: timestamp_ms})
-            answer = answers[place]
-            if isinstance(answer, KafkaFault):
-                raise answer
-            return answer
-
-        return await self.patiently(f"finding an offset in {place[0]}", ask)
+        what = f"finding an offset in {place[0]}"
+        return await self._ask_leader(what, place, lambda leader: self._client.offsets(leader, {place: timestamp_ms}))
 
     async def bounds(self, place: Place) -> tuple[int, int]:
         """Where a partition starts, and the offset up to which everything in it is committed or aborted."""
@@ -93,16 +100,12 @@ class Reader:
     async def fetch(self, place: Place, offset: int, max_bytes: int) -> Fetched:
         """Raises OffsetOutOfRange."""
         purpose = Purpose.READ + hash(place) % READ_CONNECTIONS
-
-        async def ask() -> Fetched:
-            answers = await self._client.fetch(self.leader(place), {place: offset}, max_bytes, 0, purpose)
-            answer = answers[place]
-            if isinstance(answer, KafkaFault):
-                raise answer
-            return answer
-
         try:
-            return await self.patiently(f"reading {place[0]}", ask)
+            return await self._ask_leader(
+                f"reading {place[0]}",
+                place,
+                lambda leader: self._client.fetch(leader, {place: offset}, max_bytes, 0, purpose),
+            )
         except KafkaFault as fault:
             if fault.code == Code.OFFSET_OUT_OF_RANGE:
                 raise OffsetOutOfRange(f"offset {offset} is not in partition {place[1]} of {place[0]}") from fault
@@ -140,16 +143,11 @@ class Reader:
 
     async def delete_before(self, place: Place, offset: int) -> int:
         """Delete the records before an offset; returns where the partition starts then."""
-
-        async def ask() -> int:
-            answers = await self._client.delete_records(self.leader(place), {place: offset})
-            answer = answers[place]
-            if isinstance(answer, KafkaFault):
-                raise answer
-            return answer
-
+        what = f"deleting records of {place[0]}"
         try:
-            return await self.patiently(f"deleting records of {place[0]}", ask)
+            return await self._ask_leader(
+                what, place, lambda leader: self._client.delete_records(leader, {place: offset})
+            )
         except KafkaFault as fault:
             raise InvalidRequest(f"Kafka refuses to delete records of {place[0]}: {fault}") from fault
 

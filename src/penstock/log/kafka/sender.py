@@ -10,13 +10,14 @@ An atomic append waits until it is at the head of all its queues. It then become
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
+from penstock.background import Tasks
 from penstock.clock import Clock
 from penstock.errors import (
     InvalidRequest,
@@ -102,7 +103,7 @@ class Sender:
         self._scheduled = False
         self._flights: set[Flight] = set()
         self._again: list[Flight] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._resending: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -178,7 +179,7 @@ class Sender:
                     transaction = gather_transaction(partition.queue[0].atomic)
                     if transaction is None:
                         break
-                    self._run(self._transact(transaction))
+                    _ = self._tasks.run(self._transact(transaction))
                 else:
                     flight = self._gather(partition)
                     if flight is not None:
@@ -272,16 +273,11 @@ class Sender:
             size = 0
             for flight in theirs:
                 if request and size + len(flight.data) > REQUEST_BYTES:
-                    self._run(self._request(node, request))
+                    _ = self._tasks.run(self._request(node, request))
                     request, size = [], 0
                 request.append(flight)
                 size += len(flight.data)
-            self._run(self._request(node, request))
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            _ = self._tasks.run(self._request(node, request))
 
     async def _request(self, node: int, flights: Sequence[Flight]) -> None:
         began = self._loop.time()

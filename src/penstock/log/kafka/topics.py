@@ -316,22 +316,29 @@ class TopicStore:
     async def _ask(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         return await self._reader.patiently(what, attempt)
 
-    async def _create(self, kafka: str, config: TopicConfig) -> None:
-        """Create a topic and wait until every partition has a leader that knows of it."""
-        configs = self._configs(config)
+    async def _ask_once(self, what: str, attempt: Callable[[], Awaitable[None]], done: Code) -> None:
+        """Ask for a change until it is answered. If an answer may have been lost, a refusal with `done` means that the change is made."""
         asked = 0
 
         async def ask() -> None:
             nonlocal asked
             asked += 1
             try:
-                await self._client.create_topic(kafka, config.partitions, self._replication, configs)
+                await attempt()
             except KafkaFault as fault:
-                # The answer to the first request may have been lost.
-                if asked == 1 or fault.code != Code.TOPIC_ALREADY_EXISTS:
+                if asked == 1 or fault.code != done:
                     raise
 
-        await self._ask(f"creating topic {kafka}", ask)
+        await self._ask(what, ask)
+
+    async def _create(self, kafka: str, config: TopicConfig) -> None:
+        """Create a topic and wait until every partition has a leader that knows of it."""
+        configs = self._configs(config)
+        await self._ask_once(
+            f"creating topic {kafka}",
+            lambda: self._client.create_topic(kafka, config.partitions, self._replication, configs),
+            Code.TOPIC_ALREADY_EXISTS,
+        )
         await self._client.refresh()
         await self._ready(kafka, config.partitions)
 
@@ -347,18 +354,11 @@ class TopicStore:
             await self._add_partitions(row.kafka, config.partitions)
 
     async def _add_partitions(self, kafka: str, count: int) -> None:
-        asked = 0
-
-        async def ask() -> None:
-            nonlocal asked
-            asked += 1
-            try:
-                await self._client.create_partitions(kafka, count)
-            except KafkaFault as fault:
-                if asked == 1 or fault.code != Code.INVALID_PARTITIONS:
-                    raise
-
-        await self._ask(f"adding partitions to {kafka}", ask)
+        await self._ask_once(
+            f"adding partitions to {kafka}",
+            lambda: self._client.create_partitions(kafka, count),
+            Code.INVALID_PARTITIONS,
+        )
         await self._client.refresh()
         await self._ready(kafka, count)
 

@@ -48,7 +48,7 @@ from penstock.protocols.flymq.server.dispatch import (
     Node,
     dispatch,
     encode_answer,
-    is_read,
+    is_large_read,
     is_write,
     records_in,
     refusal,
@@ -371,7 +371,7 @@ class FlyMQSession(Conversation[Request]):
         return answered
 
     def _reply_bytes_max(self, request: Request) -> int:
-        return READ_BYTES_MAX if isinstance(request, Call) and is_read(request.body) else 0
+        return READ_BYTES_MAX if isinstance(request, Call) and is_large_read(request.body) else 0
 
     # --- refusals ---
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime
@@ -53,6 +53,7 @@ from penstock.protocols.flymq.client.exchanges import (
     Channel,
     Produces,
     Replies,
+    all_pages,
     metadata_of,
     partition_field,
     replies_in,
@@ -481,16 +482,15 @@ class AsyncFlyMQClient(TcpClient[Replies]):
 
     async def describe_topics(self) -> list[TopicDescription]:
         """Return every topic, by name: some thousand partitions a request, or a request for each topic if the server is not Penstock."""
-        found: list[TopicDescription] = []
-        more = True
-        while more:
-            try:
-                page = await self._ask(TopicList(found[-1].name if found else ""))
-            except NotSupported:
-                return [await self.describe_topic(name) for name in await self.topics()]
-            found += map(_topic, page.topics)
-            more = page.more and bool(page.topics)
-        return found
+
+        async def ask(last: DescribedTopic | None) -> tuple[Iterable[DescribedTopic], bool]:
+            page = await self._ask(TopicList("" if last is None else last.topic))
+            return page.topics, page.more
+
+        try:
+            return [*map(_topic, await all_pages(ask))]
+        except NotSupported:
+            return [await self.describe_topic(name) for name in await self.topics()]
 
     # -- groups ----------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from penstock.clients.arguments import index_field
@@ -20,6 +20,7 @@ from penstock.protocols.flymq.wire import ERROR, PARTITION_AUTO
 
 Replies = ProducedRun | Reply
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
 _OPCODE_AT = 2
 
 
@@ -33,6 +34,18 @@ def partition_field(partition: int | None) -> int:
 
 def metadata_of(stored: StoredRecord) -> RecordMetadata:
     return RecordMetadata(stored.topic, stored.partition, stored.offset, stored.timestamp_ms)
+
+
+async def all_pages(ask: Callable[[Item | None], Awaitable[tuple[Iterable[Item], bool]]]) -> list[Item]:
+    """Return the items of all pages. `ask` gets the page after an item, or the first, and tells whether more follow."""
+    found: list[Item] = []
+    more = True
+    while more:
+        items, more = await ask(found[-1] if found else None)
+        before = len(found)
+        found += items
+        more = more and len(found) > before
+    return found
 
 
 class Channel:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from penstock.clients.arguments import index_field, offset_field
 from penstock.errors import InvalidRequest
-from penstock.protocols.flymq.client.exchanges import Channel
+from penstock.protocols.flymq.client.exchanges import Channel, all_pages
 from penstock.protocols.flymq.client.reading import Start, timestamp_ms_of
 from penstock.protocols.flymq.operations.groups import (
     ALL_PARTITIONS,
@@ -30,29 +30,23 @@ class AsyncMonitoring:
 
     async def groups(self, group: str = "", topic: str = "") -> list[GroupProgress]:
         """Return groups by topic and name, each once for each topic it reads, with the lag of every partition; all, or some by name."""
-        found: list[GroupProgress] = []
-        after = "", ""
-        more = True
-        while more:
+
+        async def ask(last: GroupProgress | None) -> tuple[list[GroupProgress], bool]:
+            after = () if last is None else (last.topic, last.group)
             page = await self._channel.ask(GroupList(group, topic, *after))
-            found += page.groups
-            more = page.more and bool(page.groups)
-            if more:
-                after = found[-1].topic, found[-1].group
-        return found
+            return page.groups, page.more
+
+        return await all_pages(ask)
 
     async def subscriptions(self, name: str = "", topic: str = "") -> list[SubscriptionProgress]:
         """Return the subscriptions of BlipMQ, Fujin and Felix by topic and name; all, or some by name."""
-        found: list[SubscriptionProgress] = []
-        after = "", ""
-        more = True
-        while more:
+
+        async def ask(last: SubscriptionProgress | None) -> tuple[list[SubscriptionProgress], bool]:
+            after = () if last is None else (last.topic, last.name)
             page = await self._channel.ask(SubscriptionList(name, topic, *after))
-            found += page.subscriptions
-            more = page.more and bool(page.subscriptions)
-            if more:
-                after = found[-1].topic, found[-1].name
-        return found
+            return page.subscriptions, page.more
+
+        return await all_pages(ask)
 
     async def reset_group(
         self,

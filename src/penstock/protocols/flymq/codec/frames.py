@@ -31,17 +31,14 @@ from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import I32, U16, U32
 from penstock.protocols.flymq.codec.produce_once import decode_produce_once
 from penstock.protocols.flymq.codec.record_layouts import ProduceRun, decode_produced
-from penstock.protocols.flymq.operations.blocks import ReadPlan
-from penstock.protocols.flymq.operations.groups import GroupCommit, GroupHeartbeat
 from penstock.protocols.flymq.operations.limits import (
     DECODED_ON_LOOP_BYTES_MAX,
     GZIP_MEMBERS_MAX,
     LOGIN_PAYLOAD_BYTES_MAX,
 )
-from penstock.protocols.flymq.operations.operation import BadRequest, Operation, decode_request
-from penstock.protocols.flymq.operations.records import FetchRecords, Produce, ProduceOnce, ProduceRecords
-from penstock.protocols.flymq.operations.spark import StageCommit
-from penstock.protocols.flymq.operations.transactions import TxnCommit, TxnProduce, take_alike
+from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest, Operation, decode_request
+from penstock.protocols.flymq.operations.records import FetchRecords, Produce, ProduceOnce
+from penstock.protocols.flymq.operations.transactions import TxnProduce, take_alike
 from penstock.protocols.flymq.wire import (
     COMPRESSION_GZIP,
     COMPRESSION_MASK,
@@ -62,17 +59,7 @@ _FETCH_FIELDS = struct.Struct(">iQiH")
 _PRODUCE_ONCE = ProduceOnce.opcode
 _UNIFORM_FRAMES_MIN = 16
 """Below this many frames, setting up arrays costs more than it saves."""
-_LONG_LISTS = frozenset(
-    {
-        GroupCommit.opcode,
-        GroupHeartbeat.opcode,
-        ProduceRecords.opcode,
-        ReadPlan.opcode,
-        StageCommit.opcode,
-        TxnCommit.opcode,
-    }
-)
-"""Requests whose lists may have tens of thousands of items."""
+_LONG_LISTS = frozenset(opcode for opcode, kind in OPERATIONS.items() if kind.long_lists)
 _GZIP_WINDOW_BITS = 31
 _GZIP_STEP_BYTES = 64 << 10
 """Of compressed input taken at a time, and of output made: a fraction of a millisecond."""

@@ -1,6 +1,6 @@
 """Every operation of FlyMQ: one class for the request, with the layout of its reply. docs/flymq-protocol.md is made from them.
 
-Numbers up to 0x81 are the contract's and those of deployed clients; 0xC0 to 0xE1 are Penstock's own, and no deployed client uses them.
+Numbers up to 0x81 are the contract's and those of deployed clients; 0xC0 to 0xFE are Penstock's own, and no deployed client uses them.
 """
 
 from penstock.protocols.flymq.operations import (

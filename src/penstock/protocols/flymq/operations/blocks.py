@@ -95,6 +95,7 @@ class ReadPlan(
         ]
     ],
     opcode=0xD1,
+    long_lists=True,
     smaller="plan fewer topics at a time",
 ):
     """What the broker holds of some topics: offsets, and in which files the blocks are."""

@@ -48,7 +48,7 @@ class GroupAssignment:
     partitions: Annotated[list[AssignedPartition], AtMost(REPLY_ITEMS_MAX)]
 
 
-class GroupHeartbeat(Operation[GroupAssignment], opcode=0xDB):
+class GroupHeartbeat(Operation[GroupAssignment], opcode=0xDB, long_lists=True):
     """Join a group (sequence 0), keep the session alive, and get an assignment. What is not in it any more is to be given up, and is
     given up by a heartbeat that does not list it."""
 
@@ -84,7 +84,7 @@ class OwnedOffset(NamedTuple):
     offset: U64
 
 
-class GroupCommit(Operation[Bool], opcode=0xDD):
+class GroupCommit(Operation[Bool], opcode=0xDD, long_lists=True):
     """Store offsets of partitions that a member owns, all or none. Refused (`consumer fenced`) if one of them is not its own any more."""
 
     group: Str

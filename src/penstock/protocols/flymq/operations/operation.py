@@ -54,6 +54,8 @@ class Operation(Generic[Reply]):
     """As the contract and the metrics spell it: GET_LAG."""
     repeatable: ClassVar[bool]
     """Whether a client sends the request again after it lost the connection: twice has the effect of once."""
+    long_lists: ClassVar[bool]
+    """Whether the request may have lists of tens of thousands of items, which are not decoded on the event loop."""
     smaller: ClassVar[str]
     """How to ask for a smaller reply, for the error that says it does not fit into a frame."""
     payload: ClassVar[Record]
@@ -65,6 +67,7 @@ class Operation(Generic[Reply]):
         opcode: int,
         reply_opcode: int | None = None,
         repeatable: bool = True,
+        long_lists: bool = False,
         smaller: str = "ask for less at a time",
     ) -> None:
         dataclass(cls)
@@ -72,6 +75,7 @@ class Operation(Generic[Reply]):
         cls.reply_opcode = opcode if reply_opcode is None else reply_opcode
         cls.opcode_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).upper()
         cls.repeatable = repeatable
+        cls.long_lists = long_lists
         cls.smaller = smaller
         cls.payload = _Compiled(cls, "payload", partial(Record, cls))  # type: ignore[assignment]
         for base in cls.__dict__.get("__orig_bases__", ()):

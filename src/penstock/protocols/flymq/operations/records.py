@@ -140,7 +140,9 @@ class ProducedRecords:
     """What cancels each record if there is a delay, else empty. Offsets are 0 then, and timestamps the times the records are due."""
 
 
-class ProduceRecords(Operation[ProducedRecords], opcode=0xC8, repeatable=False, smaller="send fewer records at a time"):
+class ProduceRecords(
+    Operation[ProducedRecords], opcode=0xC8, long_lists=True, repeatable=False, smaller="send fewer records at a time"
+):
     """Store records with headers, and records without a value. Each is stored, or fails, by itself.
 
     Records have no times of their own: their timestamp is when the broker commits them.

@@ -56,7 +56,7 @@ class Winner(NamedTuple):
     requests: U32
 
 
-class StageCommit(Operation[U8], opcode=0xD4):
+class StageCommit(Operation[U8], opcode=0xD4, long_lists=True):
     """Publish what the attempts staged, once. The reply: 0 was committed before, 1 done now, 2 decided and still being published, so
     ask again."""
 

@@ -50,7 +50,7 @@ class GroupOffset(NamedTuple):
     offset: U64
 
 
-class TxnCommit(Operation[TransactionState], opcode=0x41):
+class TxnCommit(Operation[TransactionState], opcode=0x41, long_lists=True):
     """Commit a transaction. `done` is false if it was committed before."""
 
     transaction: Str

@@ -41,7 +41,7 @@ _DEPLOYED_CSV_HEADER: Final = [
 # --- logins ---
 
 
-@handles(op.Auth)
+@handles(op.Auth, on_every_node=True)
 async def authenticate(caller: Caller, request: op.Auth) -> Frame:
     native = caller.native
     if caller.principal.trusted:
@@ -56,7 +56,7 @@ async def authenticate(caller: Caller, request: op.Auth) -> Frame:
     return op.encode_authenticated(standing.name, standing.roles, native=native)
 
 
-@handles(op.Whoami)
+@handles(op.Whoami, on_every_node=True)
 def whoami(caller: Caller, request: op.Whoami) -> op.LoginState:
     if caller.principal == ANONYMOUS:
         return op.LoginState.of("", [], [])
@@ -189,7 +189,7 @@ async def revoke_key(caller: Caller, request: op.KeyRevoke) -> bool:
 # --- the audit trail ---
 
 
-@handles(op.AuditQuery)
+@handles(op.AuditQuery, large_read=True)
 async def query_audit(caller: Caller, request: op.AuditQuery) -> op.AuditRecords:
     page = await caller.broker.audit.query(caller.principal, _query(request, LIMIT_DEFAULT), caller.worker)
     events = _fitting(page)
@@ -197,7 +197,7 @@ async def query_audit(caller: Caller, request: op.AuditQuery) -> op.AuditRecords
     return op.AuditRecords([_record(event) for event in events], min(page.total, INT32_MAX), more)
 
 
-@handles(op.AuditExport)
+@handles(op.AuditExport, large_read=True)
 async def export_audit(caller: Caller, request: op.AuditExport) -> op.ExportedEvents:
     if request.form not in ("json", "csv"):
         raise InvalidRequest(f"events are exported as json or csv, not as {request.form!r}")
@@ -241,18 +241,7 @@ def _fitting(page: AuditPage) -> list[AuditEvent]:
 
 
 def _record(event: AuditEvent) -> op.AuditRecord:
-    return op.AuditRecord(
-        event.id,
-        event.ts_ms,
-        event.type,
-        event.user,
-        event.client_ip,
-        event.resource,
-        event.action,
-        event.result,
-        event.node,
-        event.details,
-    )
+    return op.AuditRecord(**msgspec.structs.asdict(event))
 
 
 def _deployed_event(event: AuditEvent) -> dict[str, object]:

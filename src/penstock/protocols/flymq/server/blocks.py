@@ -23,7 +23,7 @@ TOPICS_PER_TURN: Final = 256
 _MARKS_PER_PARTITION_MIN: Final = 16
 
 
-@handles(op.FetchBlocks)
+@handles(op.FetchBlocks, large_read=True, on_every_node=True)
 async def fetch_blocks(caller: Caller, body: op.FetchBlocks) -> Frame:
     topic = caller.broker.readable_topic(caller.principal, body.topic)
     if body.topic_id not in ("", topic.info.id):
@@ -50,7 +50,7 @@ async def fetch_blocks(caller: Caller, body: op.FetchBlocks) -> Frame:
     return op.encode_blocks(partition.start_offset, partition.committed_end, missing, data)
 
 
-@handles(op.ReadPlan)
+@handles(op.ReadPlan, on_every_node=True)
 async def read_plan(caller: Caller, body: op.ReadPlan) -> Frame:
     if len({each.topic for each in body.topics}) != len(body.topics):
         raise InvalidRequest("a plan names each topic once")

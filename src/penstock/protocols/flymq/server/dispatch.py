@@ -4,6 +4,8 @@ A handler takes the caller and the request and returns the reply, or a coroutine
 raised as they come from the broker, and `refusal` puts them into words.
 
 Writes are started one after another, like PRODUCE, without waiting for each other's commit: a writer takes a callback instead.
+
+What a node does that does not lead is declared with the handler, too: without `on_every_node`, requests are passed on to the leader.
 """
 
 from __future__ import annotations
@@ -20,23 +22,15 @@ from penstock.clock import Clock
 from penstock.errors import PartitionNotFound, PenstockError
 from penstock.protocols.flymq.codec.record_layouts import ProduceRun
 from penstock.protocols.flymq.errors import error_text
-from penstock.protocols.flymq.operations.access import AuditExport, AuditQuery
-from penstock.protocols.flymq.operations.blocks import FetchBlocks
 from penstock.protocols.flymq.operations.operation import Operation, encode_reply
 from penstock.protocols.flymq.operations.records import (
     Consume,
-    ConsumeZeroCopy,
-    Fetch,
-    FetchBinary,
-    FetchDlq,
-    FetchRecords,
     ProduceDelayed,
     ProduceOnce,
     ProduceRecords,
     ProduceWithTtl,
 )
-from penstock.protocols.flymq.operations.schemas import GetSchema, ListSchemas, ProduceWithSchema
-from penstock.protocols.flymq.operations.topics import ListGroups, ListTopics
+from penstock.protocols.flymq.operations.schemas import ProduceWithSchema
 from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.server.fetching import Fetcher
 from penstock.stats import SessionStats
@@ -112,47 +106,40 @@ Reply = TypeVar("Reply")
 Handler = Callable[[Caller, Any], Any]
 Writer = Callable[[Caller, Any, Written], None]
 
-READS: frozenset[type[Operation[Any]]] = frozenset(
-    {
-        AuditExport,
-        AuditQuery,
-        Consume,
-        ConsumeZeroCopy,
-        Fetch,
-        FetchBinary,
-        FetchBlocks,
-        FetchDlq,
-        FetchRecords,
-        GetSchema,
-        ListGroups,
-        ListSchemas,
-        ListTopics,
-    }
-)
-"""Requests that change nothing and may have large replies: they are carried out again if there was no room for the reply."""
 _SINGLE_WRITES: frozenset[type] = frozenset({ProduceDelayed, ProduceWithSchema, ProduceWithTtl})
 _BATCH_WRITES: frozenset[type] = frozenset({ProduceOnce, ProduceRecords, TxnProduce})
 HANDLERS: dict[type[Operation[Any]], Handler] = {}
 WRITERS: dict[type[Operation[Any]], Writer] = {}
+ON_EVERY_NODE: set[type[Operation[Any]]] = set()
+_LARGE_READS: set[type[Operation[Any]]] = set()
 
 
 def handles(
-    kind: type[Operation[Reply]],
+    kind: type[Operation[Reply]], *, large_read: bool = False, on_every_node: bool = False
 ) -> Callable[[Callable[[Caller, Any], Reply | Frame | Coroutine[Any, Any, Reply | Frame]]], Handler]:
-    """Declare the handler of an operation. Type checkers compare what it returns with the operation's reply."""
+    """Declare the handler of an operation. Type checkers compare what it returns with the operation's reply.
+
+    A large read changes nothing and may have a large reply: it is carried out again if there was no room for that.
+    """
 
     def declare(handler: Handler) -> Handler:
         HANDLERS[kind] = handler
+        if large_read:
+            _LARGE_READS.add(kind)
+        if on_every_node:
+            ON_EVERY_NODE.add(kind)
         return handler
 
     return declare
 
 
-def writes(kind: type[Operation[Any]]) -> Callable[[Writer], Writer]:
+def writes(kind: type[Operation[Any]], *, on_every_node: bool = False) -> Callable[[Writer], Writer]:
     """Declare the writer of an operation whose request names a topic."""
 
     def declare(writer: Writer) -> Writer:
         WRITERS[kind] = writer
+        if on_every_node:
+            ON_EVERY_NODE.add(kind)
         return writer
 
     return declare
@@ -169,8 +156,8 @@ def encode_answer(kind: type[Operation[Any]], reply: Any) -> Frame:
     return reply if isinstance(reply, bytes) else encode_reply(kind, reply)
 
 
-def is_read(request: object) -> bool:
-    return type(request) in READS
+def is_large_read(request: object) -> bool:
+    return type(request) in _LARGE_READS
 
 
 def records_in(request: Any) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -211,6 +212,13 @@ class Gathering(Generic[P]):
         return self.form.encode(self._parts, self.next_offset)
 
 
+async def _after_following(partition: Partition, read: Callable[[], bytes | Coroutine[Any, Any, bytes]]) -> bytes:
+    """Read once the end of the partition is known."""
+    await partition.follow()
+    reply = read()
+    return reply if isinstance(reply, bytes) else await reply
+
+
 class Fetcher:
     """Reads for the sessions of one listener."""
 
@@ -224,16 +232,11 @@ class Fetcher:
         if not 0 <= offset < partition.committed_end:
             if partition.followed:
                 raise _no_record(partition, offset)
-            return self._consume_followed(partition, offset, opcode)
+            return _after_following(partition, partial(self.consume, partition, offset, opcode))
         blocks = partition.read_cached(offset, 1)
         if blocks is not None:
             return self._consumed(partition, blocks, offset, opcode)
         return self._consume_from_disk(partition, offset, opcode)
-
-    async def _consume_followed(self, partition: Partition, offset: int, opcode: int) -> bytes:
-        await partition.follow()
-        reply = self.consume(partition, offset, opcode)
-        return reply if isinstance(reply, bytes) else await reply
 
     async def _consume_from_disk(self, partition: Partition, offset: int, opcode: int) -> bytes:
         return self._consumed(partition, await partition.read(offset, 1), offset, opcode)
@@ -270,7 +273,8 @@ class Fetcher:
         """
         records_max = min(max_records if max_records > 0 else FETCH_RECORDS_DEFAULT, self._limits.records_max)
         if not partition.followed:
-            return self._fetch_followed(partition, offset, max_records, wanted, form, worker, on_read)
+            again = partial(self.fetch, partition, offset, max_records, wanted, form, worker, on_read)
+            return _after_following(partition, again)
         gathering = Gathering(
             form,
             offset,
@@ -297,20 +301,6 @@ class Fetcher:
                 break
             _gather(gathering, blocks)
         return gathering.encode()
-
-    async def _fetch_followed(
-        self,
-        partition: Partition,
-        offset: int,
-        max_records: int,
-        wanted: str | None,
-        form: ReplyForm[P],
-        worker: Worker,
-        on_read: OnRead,
-    ) -> bytes:
-        await partition.follow()
-        reply = self.fetch(partition, offset, max_records, wanted, form, worker, on_read)
-        return reply if isinstance(reply, bytes) else await reply
 
     async def _fetch_from_disk(self, partition: Partition, gathering: Gathering[P]) -> bytes:
         while gathering.open and gathering.next_offset < partition.committed_end:

@@ -17,8 +17,9 @@ from penstock.broker.topics.settings import format_topic_config
 from penstock.errors import OutcomeUnknown
 from penstock.log.api import TopicConfig
 from penstock.protocols.flymq.errors import decode_error, error_for
-from penstock.protocols.flymq.operations import access, blocks, records, schemas, topics
-from penstock.protocols.flymq.operations.operation import OPERATIONS, Operation, encode_request
+from penstock.protocols.flymq.operations import records, topics
+from penstock.protocols.flymq.operations.operation import Operation, encode_request
+from penstock.protocols.flymq.server.dispatch import HANDLERS, ON_EVERY_NODE, WRITERS
 from penstock.protocols.flymq.server.topics import SCHEMA_SETTING
 from penstock.protocols.flymq.wire import ERROR, HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
 
@@ -40,42 +41,10 @@ class DialLeader(Protocol):
         """Connect, for a principal and the dialect of its client. Raises NotLeading."""
 
 
-SERVED_HERE: Final[frozenset[type[Operation[Any]]]] = frozenset(
-    {
-        access.Auth,
-        access.Whoami,
-        blocks.FetchBlocks,
-        blocks.ReadPlan,
-        records.Consume,
-        records.ConsumeZeroCopy,
-        records.Fetch,
-        records.FetchBinary,
-        records.FetchRecords,
-        records.Produce,
-        records.ProduceRecords,
-        records.ProduceWithTtl,
-        schemas.GetSchema,
-        schemas.ListSchemas,
-        schemas.ProduceWithSchema,
-        schemas.ValidateSchema,
-        topics.ClusterJoin,
-        topics.ClusterLeave,
-        topics.ClusterMetadata,
-        topics.ClusterStatus,
-        topics.Commit,
-        topics.GetOffset,
-        topics.ListTopics,
-        topics.Metadata,
-        topics.SeekToTimestamp,
-        topics.Subscribe,
-        topics.TopicList,
-    }
-)
-"""What a node answers that does not lead."""
-FORWARDED: Final = frozenset(opcode for opcode, kind in OPERATIONS.items() if kind not in SERVED_HERE) | {
+FORWARDED: Final = frozenset(kind.opcode for kind in (*HANDLERS, *WRITERS) if kind not in ON_EVERY_NODE) | {
     records.ProduceRecords.opcode
 }
-"""Opcodes of what it passes on; PRODUCE_RECORDS only with a delay."""
+"""Opcodes of what a node passes on that does not lead; PRODUCE_RECORDS only with a delay."""
 
 
 def is_forwarded(opcode: int, body: object) -> bool:

@@ -27,7 +27,7 @@ _WHOLE_FORM = WholeForm()
 # --- whole records ---
 
 
-@handles(op.FetchRecords)
+@handles(op.FetchRecords, large_read=True, on_every_node=True)
 def fetch_records(caller: Caller, request: op.FetchRecords) -> Answer:
     partition = caller.broker.partition(caller.principal, request.topic, request.partition)
     return caller.fetcher.fetch(
@@ -41,7 +41,7 @@ def fetch_records(caller: Caller, request: op.FetchRecords) -> Answer:
     )
 
 
-@writes(op.ProduceRecords)
+@writes(op.ProduceRecords, on_every_node=True)
 def produce_records(caller: Caller, request: op.ProduceRecords, written: Written) -> None:
     count = len(request.values)
     for name, column in (("keys", request.keys), ("headers", request.headers)):
@@ -204,7 +204,7 @@ def produce_delayed(caller: Caller, request: op.ProduceDelayed, written: Written
     )
 
 
-@writes(op.ProduceWithTtl)
+@writes(op.ProduceWithTtl, on_every_node=True)
 def produce_with_ttl(caller: Caller, request: op.ProduceWithTtl, written: Written) -> None:
     _store(caller, request, op.StoredRecord, written)
 
@@ -234,7 +234,7 @@ async def cancel_delayed(caller: Caller, request: op.CancelDelayed) -> Done:
 # --- dead letters ---
 
 
-@handles(op.FetchDlq)
+@handles(op.FetchDlq, large_read=True)
 async def fetch_dlq(
     caller: Caller, request: op.FetchDlq
 ) -> Iterable[tuple[op.DeadLetterHead, op.DeadLetterDetails | None]]:

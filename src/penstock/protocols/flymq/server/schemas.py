@@ -30,7 +30,7 @@ async def register_schema(caller: Caller, request: op.RegisterSchema) -> op.Regi
     return op.RegisteredSchema(version.name, request.type_name, version.version, version.compatibility)
 
 
-@handles(op.GetSchema)
+@handles(op.GetSchema, large_read=True, on_every_node=True)
 def get_schema(caller: Caller, request: op.GetSchema) -> op.SchemaDefinition:
     try:
         found = caller.broker.schemas.get(caller.principal, request.name, request.version)
@@ -52,7 +52,7 @@ def get_schema(caller: Caller, request: op.GetSchema) -> op.SchemaDefinition:
     )
 
 
-@handles(op.ListSchemas)
+@handles(op.ListSchemas, large_read=True, on_every_node=True)
 def list_schemas(caller: Caller, request: op.ListSchemas) -> Iterable[tuple[op.SchemaHead, op.SchemaDetails | None]]:
     return (
         (
@@ -63,7 +63,7 @@ def list_schemas(caller: Caller, request: op.ListSchemas) -> Iterable[tuple[op.S
     )
 
 
-@handles(op.ValidateSchema)
+@handles(op.ValidateSchema, on_every_node=True)
 async def validate_schema(caller: Caller, request: op.ValidateSchema) -> op.Validation:
     name, version, message = parse_reference(request.schema)
     errors = await caller.broker.schemas.validate(caller.principal, name, request.value, version, message)
@@ -82,7 +82,7 @@ async def bind_schema(caller: Caller, request: op.BindSchema) -> Done:
     return Done(True, "OK")
 
 
-@writes(op.ProduceWithSchema)
+@writes(op.ProduceWithSchema, on_every_node=True)
 def produce_with_schema(caller: Caller, request: op.ProduceWithSchema, written: Written) -> None:
     reading = _meant(caller, request)
     caller.broker.produce(

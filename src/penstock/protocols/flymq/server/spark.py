@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
+
+import msgspec
 
 from penstock.broker.pipelines import PipelineInfo, Report
 from penstock.broker.pipelines import Stage as PipelineStage
@@ -59,10 +62,7 @@ async def begin_run(caller: Caller, request: op.BeginRun) -> op.Run:
 
 @handles(op.PipelineReport)
 async def report(caller: Caller, request: op.PipelineReport) -> bool:
-    stages = [
-        PipelineStage(each.name, each.state, each.rows, each.rejects, each.lag, each.batches, each.batch_ms)
-        for each in request.stages
-    ]
+    stages = [PipelineStage(**asdict(each)) for each in request.stages]
     reported = Report(request.run, request.started_ms, request.state, request.message, stages)
     return await caller.broker.pipelines.report(caller.principal, request.pipeline, reported)
 
@@ -88,8 +88,5 @@ def _described(info: PipelineInfo) -> op.PipelineDescription:
         info.message,
         info.stopping,
         info.alive,
-        [
-            op.StageReport(each.name, each.state, each.rows, each.rejects, each.lag, each.batches, each.batch_ms)
-            for each in info.stages
-        ],
+        [op.StageReport(**msgspec.structs.asdict(each)) for each in info.stages],
     )

@@ -27,16 +27,16 @@ _SUBSCRIBE_MODES = {"": "latest", "commit": "committed"}
 # --- reading ---
 
 
-@handles(Consume)
-@handles(ConsumeZeroCopy)
+@handles(Consume, large_read=True, on_every_node=True)
+@handles(ConsumeZeroCopy, large_read=True, on_every_node=True)
 def consume(caller: Caller, request: Consume) -> Answer:
     partition = caller.broker.partition(caller.principal, request.topic, request.partition)
     caller.note_read(1)
     return caller.fetcher.consume(partition, request.offset, request.opcode)
 
 
-@handles(Fetch)
-@handles(FetchBinary)
+@handles(Fetch, large_read=True, on_every_node=True)
+@handles(FetchBinary, large_read=True, on_every_node=True)
 def fetch(caller: Caller, request: Fetch) -> Answer:
     caller.note_dialect(native=request.filter is not None)
     partition = caller.broker.partition(caller.principal, request.topic, request.partition)
@@ -71,13 +71,13 @@ async def create_topic(caller: Caller, request: op.CreateTopic) -> op.Done:
     return op.Done(True, f"topic {request.topic} created")
 
 
-@handles(op.Metadata)
+@handles(op.Metadata, on_every_node=True)
 async def metadata(caller: Caller, request: op.Metadata) -> op.TopicMetadata:
     described = await _described(caller, request.topic)
     return op.TopicMetadata(described.topic, described.partitions, described.config)
 
 
-@handles(op.TopicList)
+@handles(op.TopicList, on_every_node=True)
 async def describe_topics(caller: Caller, request: op.TopicList) -> op.TopicPage:
     names = caller.broker.topic_names(caller.principal)
     rest = names[bisect_right(names, request.after) :]
@@ -130,7 +130,7 @@ async def truncate_topic(caller: Caller, request: op.TruncateTopic) -> op.Done:
     return op.Done(True, f"topic {request.topic} truncated")
 
 
-@handles(op.ListTopics)
+@handles(op.ListTopics, large_read=True, on_every_node=True)
 def list_topics(caller: Caller, request: op.ListTopics) -> list[str]:
     return caller.broker.topic_names(caller.principal)
 
@@ -159,7 +159,7 @@ async def release_snapshot(caller: Caller, request: op.SnapshotRelease) -> bool:
 # --- groups ---
 
 
-@handles(op.Subscribe)
+@handles(op.Subscribe, on_every_node=True)
 async def subscribe(caller: Caller, request: op.Subscribe) -> int:
     caller.note_dialect(native=request.native)
     mode = _SUBSCRIBE_MODES.get(request.mode, request.mode)
@@ -168,13 +168,13 @@ async def subscribe(caller: Caller, request: op.Subscribe) -> int:
     return offset
 
 
-@handles(op.Commit)
+@handles(op.Commit, on_every_node=True)
 async def commit(caller: Caller, request: op.Commit) -> bool:
     await caller.broker.commit_offset(caller.principal, request.topic, request.group, request.partition, request.offset)
     return True
 
 
-@handles(op.GetOffset)
+@handles(op.GetOffset, on_every_node=True)
 def get_offset(caller: Caller, request: op.GetOffset) -> int:
     return caller.broker.committed_offset(caller.principal, request.topic, request.group, request.partition) or 0
 
@@ -187,7 +187,7 @@ async def reset_offset(caller: Caller, request: op.ResetOffset) -> bool:
     return True
 
 
-@handles(op.ListGroups)
+@handles(op.ListGroups, large_read=True)
 def list_groups(caller: Caller, request: op.ListGroups) -> Iterable[op.GroupState]:
     return map(_group_state, caller.broker.list_groups(caller.principal))
 
@@ -221,7 +221,7 @@ async def delete_group(caller: Caller, request: op.DeleteGroup) -> bool:
     return True
 
 
-@handles(op.SeekToTimestamp)
+@handles(op.SeekToTimestamp, on_every_node=True)
 async def seek_to_timestamp(caller: Caller, request: op.SeekToTimestamp) -> int:
     return await caller.broker.seek_to_time(
         caller.principal, request.topic, request.group, request.partition, request.timestamp_ms
@@ -231,17 +231,17 @@ async def seek_to_timestamp(caller: Caller, request: op.SeekToTimestamp) -> int:
 # --- the cluster ---
 
 
-@handles(op.ClusterJoin)
+@handles(op.ClusterJoin, on_every_node=True)
 def join_cluster(caller: Caller, request: op.ClusterJoin) -> bool:
     caller.broker.cluster.join(caller.principal, request.peer)
 
 
-@handles(op.ClusterLeave)
+@handles(op.ClusterLeave, on_every_node=True)
 def leave_cluster(caller: Caller, request: op.ClusterLeave) -> bool:
     caller.broker.cluster.leave(caller.principal)
 
 
-@handles(op.ClusterStatus)
+@handles(op.ClusterStatus, on_every_node=True)
 def cluster_status(caller: Caller, request: op.ClusterStatus) -> op.ClusterState:
     status = caller.broker.cluster.status(caller.principal)
     own_state = "degraded" if status.partitions_failed else "online"
@@ -256,7 +256,7 @@ def cluster_status(caller: Caller, request: op.ClusterStatus) -> op.ClusterState
     return op.ClusterState(status.name, leader, nodes, status.topics, status.partitions, status.partitions_failed)
 
 
-@handles(op.ClusterMetadata)
+@handles(op.ClusterMetadata, on_every_node=True)
 def cluster_metadata(caller: Caller, request: op.ClusterMetadata) -> op.ClusterTopics:
     """One node leads every partition."""
     caller.note_dialect(native=True)

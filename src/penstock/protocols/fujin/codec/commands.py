@@ -164,11 +164,6 @@ class Decoder:
         return self._role is _Role.FRESH and len(self._kept) == 5 and self._kept[0] == Request.CONNECT_WRITER
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether nothing has come yet that says what the stream is for."""
-        return self._role is _Role.FRESH
-
-    @property
     def is_undecided(self) -> bool:
         """Whether what has come so far is a WRITE of nothing in one form, and the beginning of a WRITE in the other."""
         return self._empty_at >= 0 and len(self._kept) == self._empty_at and self._shared.form is not WriteForm.TABLE

@@ -6,11 +6,11 @@ the same read; such a reply is sent alone, and for a moment nothing leaves behin
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, Protocol
 
+from penstock.background import Tasks
 from penstock.broker.access.checks import Principal
 from penstock.broker.broker import Broker
 from penstock.errors import PenstockError
@@ -125,7 +125,7 @@ class Talk(Conversation[Command]):
         self.sent_bytes = 0
         """Everything that was given to the stream."""
         self._role: Role | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._undecided: Timer | None = None
         self._alone: Timer | None = None
         self._gathered: list[bytes] = []
@@ -271,9 +271,7 @@ class Talk(Conversation[Command]):
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what must wait, beside the commands."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        _ = self._tasks.run(work)
 
     # -- sending ----------------------------------------------------------------------------------------------------------
 

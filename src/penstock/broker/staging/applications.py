@@ -14,8 +14,6 @@ one epoch at the same time, one is done and the other finds it done.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -25,7 +23,7 @@ from penstock.broker.access.checks import Principal
 from penstock.broker.limits import INT64_MAX
 from penstock.broker.table import PreparedChange, Table
 from penstock.clock import Clock
-from penstock.errors import AccessDenied, InvalidRequest, PenstockError, ProducerFenced
+from penstock.errors import AccessDenied, InvalidRequest, ProducerFenced
 from penstock.futures import shield
 from penstock.log.api import Engine
 from penstock.names import NAME_BYTES_MAX, validate_name
@@ -40,7 +38,6 @@ SINGLE_REMEMBERED_MS: Final = 24 * 3600 * 1000
 RUN_NAME_BYTES_MAX: Final = 64
 # Of the runs before, so that a late process of one of them is not taken for a new run.
 RUN_NAMES_MAX: Final = 8
-FORGOTTEN_PER_APPEND_MAX: Final = 4096
 
 
 class Once(NamedTuple):
@@ -166,17 +163,13 @@ class Applications:
         return entry
 
     def forget(self) -> None:
-        """Drop those that have not been heard of for long, a bounded number at a time."""
+        """Drop those that have not been heard of for long."""
         now_ms = self._clock.now_ms()
-        old = (
+        self._table.forget(
             name
             for name, entry in self._table.items()
             if now_ms - entry.changed_ms > (REMEMBERED_MS if entry.lasting else SINGLE_REMEMBERED_MS)
         )
-        forgotten = [(name, None) for name in islice(old, FORGOTTEN_PER_APPEND_MAX)]
-        if forgotten:
-            with suppress(PenstockError):
-                self._table.change(forgotten).add_done_callback(lambda changed: changed.exception())
 
 
 def _fenced(run: str, application: str, entry: Application) -> ProducerFenced:
