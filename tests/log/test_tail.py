@@ -25,6 +25,19 @@ def test_the_newest_blocks_are_kept_and_the_oldest_give_way() -> None:
     assert tail.blocks_from(6, 1 << 20) is None
 
 
+def test_a_full_tail_gives_up_a_small_share_at_once() -> None:
+    budget = TailBudget(1 << 30)
+    tail = Tail(budget, bytes_max=1_000_000)
+    starts = set()
+    for offset in range(3000):
+        add(tail, offset, b"x" * 100)
+        assert budget.bytes_used <= 1_000_000
+        if offset >= 1000:
+            assert budget.bytes_used > 960_000, "it is hardly less full than before"
+            starts.add(tail.start_offset)
+    assert len(starts) < 200, "most blocks come without moving the others"
+
+
 def test_a_block_larger_than_the_tail_is_kept_alone() -> None:
     tail = Tail(TailBudget(1 << 30), bytes_max=100)
     add(tail, 0)

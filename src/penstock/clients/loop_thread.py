@@ -48,7 +48,9 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise InvalidRequest("a sync client cannot be used inside its own loop thread; use the async client there")
-        ended = threading.Event()
+        # Held until the work has ended. An Event is such a lock and a dozen calls around it, for each request.
+        ended = threading.Lock()
+        ended.acquire()
         begun: list[asyncio.Task[T]] = []
 
         def begin() -> None:
@@ -61,12 +63,12 @@ class LoopThread:
                 begun[0].cancel()
             else:  # interrupted before it could be handed over
                 work.close()
-                ended.set()
+                ended.release()
 
         def end(task: asyncio.Task[T]) -> None:
             if not task.cancelled():
                 task.exception()  # seen, even where the caller was interrupted and asks no more
-            ended.set()
+            ended.release()
 
         # One block, because an interrupt may come between any two steps, and work that runs on unseen holds what it uses.
         try:
@@ -75,15 +77,16 @@ class LoopThread:
             except RuntimeError:
                 work.close()
                 raise InvalidRequest(CLOSED) from None
-            while not ended.wait(WAIT_S_MAX):
-                if self.closed and not ended.is_set():  # it closed without running what was handed over last
+            while not ended.acquire(timeout=WAIT_S_MAX):
+                if self.closed and ended.locked():  # it closed without running what was handed over last
                     work.close()
                     raise InvalidRequest(CLOSED)
         except InvalidRequest:
             raise
         except BaseException:
             self._loop.call_soon_threadsafe(cancel)
-            ended.wait(CANCEL_S_MAX)
+            if not (begun and begun[0].done()):
+                ended.acquire(timeout=CANCEL_S_MAX)
             raise
         if begun[0].cancelled():
             raise InvalidRequest("this client was closed while it waited for an answer")

@@ -17,6 +17,8 @@ from penstock.log.block import Block, BlockHeader
 _RECORD_BYTES: Final = 40
 _BLOCK_BYTES: Final = 1000
 """Of the objects that a decoded block consists of, whatever it holds: most of the cost of a block with one small record."""
+_CUT_SHARE: Final = 32
+"""Of a full tail, one of so many parts gives way at once: to move all others up for each new block would cost as much as writing it."""
 # Readers of one partition, each at a place of its own, whose last blocks are kept; with more of them the oldest gives way.
 _RUNS_MAX: Final = 4
 
@@ -96,11 +98,12 @@ class Tail:
     def _grown(self, by_bytes: int) -> None:
         before = self._bytes
         self._bytes += by_bytes
-        cut = 0
-        while self._bytes > self._bytes_max and cut < len(self._blocks) - 1:
-            self._bytes -= _cost(_header(self._blocks[cut]))
-            cut += 1
-        if cut:
+        if self._bytes > self._bytes_max:
+            kept_bytes_max = self._bytes_max - self._bytes_max // _CUT_SHARE
+            cut = 0
+            while self._bytes > kept_bytes_max and cut < len(self._blocks) - 1:
+                self._bytes -= _cost(_header(self._blocks[cut]))
+                cut += 1
             del self._offsets[:cut], self._blocks[:cut]
         self._budget.changed(self, self._bytes - before)
 

@@ -159,7 +159,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         return buffer[:READ_BYTES_UNDER_PRESSURE] if self._flow.are_partial_frames_over else buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self._owner.read_buffer[:nbytes]))
+        self.data_received(self._owner.read_buffer[:nbytes].tobytes())
 
     def data_received(self, data: bytes) -> None:
         self._owner.stats.bytes_in += len(data)
@@ -282,7 +282,7 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def hold(self, size_bytes: int) -> None:
         self._flow.hold(size_bytes)
-        if self._receiving:
+        if self._receiving and self._watch.is_frame_pending:
             # A frame was completed, so one that is pending began after it.
             self._watch.frame_completed()
 

@@ -67,11 +67,13 @@ class Readable(Protocol):
 class PartialFrames:
     """Bytes of frames that are not received whole yet, on all connections together."""
 
-    __slots__ = ("_began", "_call_soon", "_resume_scheduled", "_waiting", "bytes_max", "total_bytes")
+    __slots__ = ("_began", "_call_soon", "_resume_scheduled", "_waiting", "bytes_max", "is_over", "total_bytes")
 
     def __init__(self, bytes_max: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.bytes_max = bytes_max
         self.total_bytes = 0
+        self.is_over = False
+        """Whether there is too much of them. Kept up to date, because every read asks."""
         self._call_soon = call_soon
         self._began: dict[ReadFlow, None] = {}
         """Connections with more of a partial frame than is free, in the order in which they began it."""
@@ -84,13 +86,10 @@ class PartialFrames:
         """Connections that are not read because of this bound."""
         return len(self._waiting)
 
-    @property
-    def is_over(self) -> bool:
-        return self.total_bytes > self.bytes_max
-
     def changed(self, flow: ReadFlow, before_bytes: int) -> None:
         """Note how much a connection has of a partial frame, and stop it, or resume others, as the bound demands."""
         self.total_bytes += flow.partial_bytes - before_bytes
+        self.is_over = self.total_bytes > self.bytes_max
         if flow.partial_bytes < before_bytes:
             self.resume_soon()
         if flow.partial_bytes <= PARTIAL_BYTES_FREE:

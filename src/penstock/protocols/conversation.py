@@ -211,7 +211,8 @@ class Conversation(ABC, Generic[Message]):
             self._drop_backlog()
             raise
         if messages:
-            connection.hold(sum(map(self._held_bytes, messages)))
+            held_bytes = self._held_bytes(messages[0]) if len(messages) == 1 else sum(map(self._held_bytes, messages))
+            connection.hold(held_bytes)
             self._waiting += messages
         had_backlog = self._backlog_bytes > 0
         if decoder.more or had_backlog:

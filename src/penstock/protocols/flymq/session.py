@@ -147,13 +147,13 @@ class FlyMQSession(Conversation[Request]):
         is_introduced: bool = False,
     ) -> None:
         self._login_pending = shared.login_required and not principal.name and not is_introduced
-        decoder = KeepingDecoder(
-            frozenset() if shared.dial_leader is None else FORWARDED,
-            shared.codec_limits,
-            login_required=self._login_pending,
-            frames_max=REQUESTS_PER_TURN_MAX,
-        )
-        self._leader = None if shared.dial_leader is None else LeaderSession(shared.dial_leader)
+        dial_leader, limits, login_required = shared.dial_leader, shared.codec_limits, self._login_pending
+        if dial_leader is None:
+            self._leader = None
+            decoder = RequestDecoder(limits, login_required=login_required, frames_max=REQUESTS_PER_TURN_MAX)
+        else:
+            self._leader = LeaderSession(dial_leader)
+            decoder = KeepingDecoder(FORWARDED, limits, login_required=login_required, frames_max=REQUESTS_PER_TURN_MAX)
         self._topics_shown: dict[str, None] = {}
         self._is_introduced = is_introduced
         super().__init__(shared.broker, connection, decoder, shared.stats)
@@ -212,7 +212,6 @@ class FlyMQSession(Conversation[Request]):
         elif isinstance(request.body, Undecoded):
             if request.body.gzip:
                 self._caller.note_dialect(native=True)
-            self._note_login()
             self._decode_in_thread(request, partial(decode_undecoded, request, self._decoder.limits))
         elif is_write(request.body):
             self._start_write(request, request.body.topic)  # type: ignore[union-attr]
@@ -264,18 +263,6 @@ class FlyMQSession(Conversation[Request]):
         await self._broker.leading.catch_up()
         reply = dispatch(self._caller, body)
         return reply if isinstance(reply, bytes) else encode_answer(type(body), await reply)
-
-    def _decode(self, data: bytes) -> None:
-        if self._login_pending:
-            self._note_login()
-        super()._decode(data)
-
-    def _note_login(self) -> None:
-        """Lift the bounds that hold before a login once there was one."""
-        if self._login_pending and self._principal.name:
-            self._login_pending = False
-            self._decoder.authenticated()
-            self._connection.set_authenticated(True)
 
     # --- writes ---
 
@@ -363,7 +350,15 @@ class FlyMQSession(Conversation[Request]):
         if isinstance(answer, bytes):
             self._answer_read(call, slot, answer)
         else:
-            self._answer_later(call, slot, answer, partial(encode_answer, type(_operation(body))))
+            self._answer_later(call, slot, answer, partial(self._encode_awaited, type(_operation(body))))
+
+    def _encode_awaited(self, kind: type[Operation[Any]], reply: Any) -> bytes:
+        """Encode a reply that was waited for, as that to a login is: the bounds that hold before one are lifted."""
+        if self._login_pending and self._principal.name:
+            self._login_pending = False
+            self._decoder.authenticated()
+            self._connection.set_authenticated(True)
+        return encode_answer(kind, reply)
 
     def _answer_read(self, request: Request, slot: ReplySlot, reply: bytes) -> bool:
         answered = super()._answer_read(request, slot, reply)
