@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from bench.kafka import Kafka
 from penstock.broker.deliveries.deadletters import dead_letter_topic
 from penstock.errors import PenstockError
 from penstock.spark.pipelines.compact import compact_tables
@@ -90,10 +91,10 @@ class PipelineTorture(Torture):
     }
     FED: ClassVar[Mapping[str, MakeRecord]] = {"orders": order_record, "accounts": account_record}
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, kafka: Kafka | None = None) -> None:
         self._drivers = 0
         self._file = directory / "pipeline.toml"
-        super().__init__(directory, seed)
+        super().__init__(directory, seed, kafka)
         self._pipeline: Pipeline = load_pipeline(self._file)
         self._over = threading.Event()
         self._compacting = threading.Thread(target=self._compact_all_the_time)

@@ -250,14 +250,16 @@ class Torture(ABC):
             return [record.value or b"" for record in client.records(topic)]
 
 
-def torture(
-    kind: type[Torture], directory: Path, seed: int, kills: int, minutes: float, kafka: Kafka | None = None
-) -> bool:
+Start = Callable[[Path, int, Kafka | None], Torture]
+"""Begins a torture in a directory, by a seed."""
+
+
+def torture(start: Start, directory: Path, seed: int, kills: int, minutes: float, kafka: Kafka | None = None) -> bool:
     """Return whether every record arrived once."""
     deeds, verdicts = Deeds(), dict[str, Verdict]()
     began_s = time.monotonic()
     try:
-        with kind(directory, seed, kafka) as running:
+        with start(directory, seed, kafka) as running:
             while deeds.kills_and_replays < kills and time.monotonic() - began_s < minutes * 60:
                 done = running.round()
                 deeds.add(done)
@@ -276,7 +278,7 @@ def torture(
     return bool(verdicts) and all(verdict.flawless for verdict in verdicts.values())
 
 
-def main(kind: type[Torture], description: str) -> int:
+def main(start: Start, description: str) -> int:
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200, help="kills, faults, repeated batches and rebuilds")
     parser.add_argument("--minutes", type=float, default=MINUTES_MAX, help="after which no other is begun")
@@ -288,7 +290,7 @@ def main(kind: type[Torture], description: str) -> int:
     directory = Path(tempfile.mkdtemp(prefix="penstock-torture-"))
     with ExitStack() as running:
         kafka = running.enter_context(Kafka(directory / "kafka", 1)) if given.engine == "kafka" else None
-        flawless = torture(kind, directory, seed, given.kills, given.minutes, kafka)
+        flawless = torture(start, directory, seed, given.kills, given.minutes, kafka)
     if not flawless:
         _say(f"FAILED: its files are in {directory}")
         return 1
