@@ -39,7 +39,7 @@ def test_executors_run_the_python_of_the_driver(spark: SparkSession) -> None:
 
 
 def test_executors_have_the_compiled_modules_of_the_driver(spark: SparkSession) -> None:
-    """And not those of a zip, which each of hundreds of processes would compile: the suite would take minutes more."""
+    """And not those of a zip, which each of them would compile."""
     found = spark.range(1).mapInArrow(_package, "file string").collect()
     assert {row.file for row in found} == {pyspark.__file__}
 

@@ -12,7 +12,15 @@ import pytest
 
 import penstock.spark
 from penstock.errors import ConfigError, JavaMissing
-from penstock.spark.sessions import ON_THIS_MACHINE, build_session, is_local, remote_server, settings
+from penstock.spark.sessions import (
+    JAVA_OPTIONS,
+    ON_THIS_MACHINE,
+    VFORK,
+    build_session,
+    is_local,
+    remote_server,
+    settings,
+)
 from penstock.spark.source import PenstockDataSource
 
 
@@ -84,6 +92,35 @@ def test_the_interpreter_is_that_of_the_setting_else_of_the_environment(
     monkeypatch.setattr(SparkSession, "builder", MagicMock())
     build_session("app", master, config, environment=environment)
     assert environment.get("PYSPARK_PYTHON") == python
+
+
+@pytest.mark.parametrize(
+    ("master", "version", "given", "options"),
+    [
+        ("local[2]", 17, None, VFORK),
+        ("local[2]", 21, "-Xss4m", f"-Xss4m {VFORK}"),
+        ("local[2]", 25, "-Xss4m", "-Xss4m"),
+        ("spark://head:7077", 17, None, None),
+    ],
+)
+def test_a_virtual_machine_here_forks_cheaply_if_it_is_one_that_can(
+    master: str,
+    version: int,
+    given: str | None,
+    options: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyspark.sql import SparkSession
+
+    builder = MagicMock()
+    monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: None)
+    monkeypatch.setattr("penstock.spark.sessions.find_java", lambda environment: tmp_path)
+    monkeypatch.setattr("penstock.spark.sessions.java_version", lambda home: version)
+    monkeypatch.setattr(SparkSession, "builder", builder)
+    config = {} if given is None else {JAVA_OPTIONS: given}
+    build_session("app", master, config, environment={"SPARK_HOME": str(tmp_path)})
+    assert builder.config.call_args.kwargs["map"].get(JAVA_OPTIONS) == options
 
 
 @pytest.mark.parametrize(("master", "times"), [("local[2]", 0), ("spark://head:7077", 1), ("yarn", 1)])
