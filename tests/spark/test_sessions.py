@@ -11,17 +11,26 @@ from unittest.mock import MagicMock, call
 import pytest
 
 import penstock.spark
-from penstock.errors import ConfigError, JavaMissing
+from penstock.errors import ConfigError, InvalidRequest, JavaMissing
+from penstock.spark.session_options import session_defaults
 from penstock.spark.sessions import (
     JAVA_OPTIONS,
     ON_THIS_MACHINE,
     VFORK,
     build_session,
     is_local,
+    register_source,
     remote_server,
     settings,
 )
 from penstock.spark.source import PenstockDataSource
+
+
+def builder_of_sessions() -> MagicMock:
+    """Makes sessions without settings."""
+    made = MagicMock()
+    made.config.return_value.getOrCreate.return_value.conf.get.return_value = None
+    return made
 
 
 def test_without_a_master_it_is_a_local_session_with_everything_that_helps_there() -> None:
@@ -89,7 +98,7 @@ def test_the_interpreter_is_that_of_the_setting_else_of_the_environment(
 
     environment = {**before, "PYSPARK_GATEWAY_PORT": "1"}
     monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: None)
-    monkeypatch.setattr(SparkSession, "builder", MagicMock())
+    monkeypatch.setattr(SparkSession, "builder", builder_of_sessions())
     build_session("app", master, config, environment=environment)
     assert environment.get("PYSPARK_PYTHON") == python
 
@@ -113,7 +122,7 @@ def test_a_virtual_machine_here_forks_cheaply_if_it_is_one_that_can(
 ) -> None:
     from pyspark.sql import SparkSession
 
-    builder = MagicMock()
+    builder = builder_of_sessions()
     monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: None)
     monkeypatch.setattr("penstock.spark.sessions.find_java", lambda environment: tmp_path)
     monkeypatch.setattr("penstock.spark.sessions.java_version", lambda home: version)
@@ -144,6 +153,21 @@ def test_a_session_that_names_its_broker_has_a_source_that_knows_it(monkeypatch:
     own = {"PENSTOCK.Bootstrap": "other:1", "subscribe": "orders"}
     assert registered(dict(own)).options == {"penstock.user": "ann", **own}
     assert PenstockDataSource({}).options == {}, "other sessions know nothing of it"
+
+
+def test_a_password_stays_in_the_process_that_registers_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = {"spark.penstock.user": "ann", "spark.penstock.password": "s3cret"}
+    session = MagicMock()
+    session.conf.get.side_effect = conf.get
+    session.conf.set.side_effect = conf.__setitem__
+    for _ in range(2):
+        register_source(session)
+        assert session.dataSource.register.call_args.args[0]({}).options["penstock.password"] == "s3cret"
+        assert "s3cret" not in conf["spark.penstock.password"]
+    assert session_defaults(session) == {"penstock.user": "ann", "penstock.password": "s3cret"}
+    monkeypatch.setattr("penstock.spark.session_options._held", {})
+    with pytest.raises(InvalidRequest, match=r"was set in another process, .* set the option penstock\.password"):
+        session_defaults(session)
 
 
 @pytest.mark.parametrize(

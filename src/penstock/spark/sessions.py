@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.errors import ConfigError
 from penstock.spark.homes import without_zip
 from penstock.spark.java import find_java, java_version
-from penstock.spark.session_options import session_defaults
+from penstock.spark.session_options import hold_password, session_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -203,6 +203,7 @@ def register_source(session: SparkSession) -> None:
     from penstock.spark.source import PenstockDataSource
 
     defaults = session_defaults(session)
+    hold_password(session)
     # Made here, so that Spark sends it with what it holds instead of by its name.
     made = type(PenstockDataSource.__name__, (PenstockDataSource,), {"defaults": defaults}) if defaults else None
     session.dataSource.register(made or PenstockDataSource)
