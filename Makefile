@@ -85,6 +85,12 @@ test-lowest: $(SETUP_DONE) ## the quick tests with the lowest versions pyproject
 	@mkdir -p build && $(BIN)/python -m scripts.lowest_versions >build/lowest.txt
 	@scripts/test-elsewhere $(BIN)/python build/lowest.txt $(OTHER_TESTS)
 
+# All that runs a session of Spark, pipelines and a cluster included.
+.PHONY: test-spark
+test-spark: $(SETUP_DONE) ## tests that run Spark with another version of it (SPARK=4.2.1; 25 min)
+	@mkdir -p build && sed 's/^pyspark==.*/pyspark==$(or $(SPARK),4.2.1)/' constraints.txt >build/spark-$(or $(SPARK),4.2.1).txt
+	@EXTRA=dev scripts/test-elsewhere $(BIN)/python build/spark-$(or $(SPARK),4.2.1).txt -m jvm tests/spark tests/crash/test_spark_cluster.py
+
 .PHONY: packages
 packages: ## build and check wheels and sdist, in dist/
 	@scripts/release-packages

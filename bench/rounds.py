@@ -60,9 +60,10 @@ def compared(
     against_rounds: list[float],
     *,
     ratio_min: float | None = None,
+    ratio_max: float | None = None,
     note: str = "",
 ) -> Row:
-    """A row that sets the medians of two sides against each other; with `ratio_min`, the aim is at least that."""
+    """A row that sets the medians of two sides against each other; the aim is a ratio of at least or at most as given."""
     row = Row(
         case=case,
         setting=setting,
@@ -77,6 +78,9 @@ def compared(
     if ratio_min is not None and row.ratio is not None:
         row.aim = f"at least {ratio_min:g}x"
         row.met = row.ratio >= ratio_min
+    if ratio_max is not None and row.ratio is not None:
+        row.aim = f"at most {ratio_max:g}x"
+        row.met = row.ratio <= ratio_max
     return row
 
 

@@ -21,7 +21,16 @@ import msgspec
 import penstock.spark
 from bench.dialects import RecordLost
 from bench.rounds import interleave
-from bench.spark_sides import PARTITIONS, Kafka, Penstock, PenstockOnKafka, PenstockOverTheWire, Side
+from bench.spark_sides import (
+    PARTITIONS,
+    Kafka,
+    Penstock,
+    PenstockByTasks,
+    PenstockByWriteBatch,
+    PenstockOnKafka,
+    PenstockOverTheWire,
+    Side,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,6 +74,8 @@ class Rounds:
         self._penstock, self._kafka = Penstock(spark, job.penstock), Kafka(spark, job.kafka)
         self._wire = PenstockOverTheWire(spark, job.penstock)
         self._on_kafka = PenstockOnKafka(spark, job.on_kafka)
+        self._by_tasks = PenstockByTasks(spark, job.penstock)
+        self._by_write_batch = PenstockByWriteBatch(spark, job.penstock)
         self._checkpoints = (Path(job.directory) / f"checkpoint-{number}" for number in itertools.count())
 
     def run(self) -> SparkResult:
@@ -81,8 +92,8 @@ class Rounds:
         return SparkResult(
             read_s=self._reads((self._penstock, self._wire, self._on_kafka, self._kafka)),
             write_s=self._writes((self._penstock, self._on_kafka, self._kafka)),
-            to_noop_ms=self._floors(both, None),
-            to_topic_ms=self._floors(both, "copies"),
+            to_noop_ms=self._floors((*both, self._by_tasks), None),
+            to_topic_ms=self._floors((*both, self._by_write_batch), "copies"),
         )
 
     def _writes(self, sides: Sequence[Side]) -> dict[str, list[float]]:

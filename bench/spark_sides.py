@@ -8,14 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import penstock.spark
 from bench.dialects import RecordLost
 from penstock.protocols.flymq.operations.blocks import TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import StructType
 
 PARTITIONS = 2
+_BY_TASKS = "penstock-by-tasks"
 STREAM_S_MAX = 600
 
 
@@ -55,8 +60,7 @@ class Side(ABC):
         stream = self._spark.readStream.format(name).options(**options, subscribe=source)
         rows = stream.options(startingOffsets="earliest", maxOffsetsPerTrigger="1").load().select("value")
         writing = rows.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-        writing = writing.format("noop") if sink is None else writing.format(name).options(**options, topic=sink)
-        query = writing.start()
+        query = (writing.format("noop") if sink is None else self._into(writing, sink)).start()
         try:
             if not query.awaitTermination(STREAM_S_MAX):
                 raise RecordLost(f"{self.name}: the stream from {source} did not come to its end in {STREAM_S_MAX} s")
@@ -65,6 +69,10 @@ class Side(ABC):
             ]
         finally:
             query.stop()
+
+    def _into(self, writing: DataStreamWriter, topic: str) -> DataStreamWriter:
+        name, options = self._format
+        return writing.format(name).options(**options, topic=topic)
 
 
 class Penstock(Side):
@@ -99,6 +107,32 @@ class PenstockOverTheWire(Penstock):
             hidden.rename(proof)
 
 
+class PenstockByTasks(Penstock):
+    """Without what the driver does for small batches: a task reads them."""
+
+    name = "Penstock by tasks"
+
+    def __init__(self, spark: SparkSession, address: str) -> None:
+        super().__init__(spark, address)
+        spark.dataSource.register(_source_by_tasks())
+
+    @property
+    def _format(self) -> tuple[str, dict[str, str]]:
+        return _BY_TASKS, super()._format[1]
+
+
+class PenstockByWriteBatch(Penstock):
+    """The driver writes small batches too, in `foreachBatch`."""
+
+    name = "Penstock by write_batch"
+
+    def _into(self, writing: DataStreamWriter, topic: str) -> DataStreamWriter:
+        options = self._format[1]
+        return writing.foreachBatch(
+            lambda batch, batch_id: penstock.spark.write_batch(batch, batch_id, topic=topic, options=options)
+        )
+
+
 class PenstockOnKafka(Penstock):
     """A broker that has no files: its log is in Kafka."""
 
@@ -114,3 +148,25 @@ class Kafka(Side):
     @property
     def _format(self) -> tuple[str, dict[str, str]]:
         return "kafka", {"kafka.bootstrap.servers": self._address}
+
+
+def _source_by_tasks() -> type[DataSource]:
+    """Made in a function, so that Spark sends it by value: its processes need not find this module."""
+    from penstock.spark.source import PenstockDataSource
+    from penstock.spark.stream import PenstockStreamReader
+
+    class Reader(PenstockStreamReader):
+        def prefetch(self, *given: object) -> None:
+            """Leave the batch to its task."""
+
+    class ByTasks(PenstockDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return _BY_TASKS
+
+        def streamReader(self, schema: StructType) -> PenstockStreamReader:  # noqa: N802 - Spark's name
+            made = super().streamReader(schema)
+            assert isinstance(made, PenstockStreamReader)
+            return Reader(made._options, made._schema)  # noqa: SLF001
+
+    return ByTasks

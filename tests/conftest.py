@@ -48,7 +48,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For what starts Spark: its Python processes start in half the time."""
-    from tests.spark.jvm import link_home
+    from penstock.spark.homes import link_home
 
     home = tmp_path_factory.mktemp("spark-home")
     link_home(home)

@@ -28,6 +28,7 @@ from bench.cases import (
     schemas,
     spark,
     startup,
+    tables,
     topics,
     transactions,
 )
@@ -59,4 +60,6 @@ CASES: dict[str, Callable[[Plan], list[Row]]] = {
     "kafka-engine": kafka_engine.measure,
     "nodes": nodes.measure,
     "spark": spark.measure,
+    "tables": tables.measure,
+    "small-files": tables.measure_small_files,
 }

@@ -52,17 +52,16 @@ def _compare(plan: Plan, broker: Broker, durability: str) -> Row:
     results = interleave({"flooded": flooded, "calm": calm}, plan.rounds)
     rate = sum(flood.answered for flood in floods) / sum(flood.seconds for flood in floods)
     most = max(flood.attempts for flood in floods)
-    row = compared(
+    return compared(
         "wrong passwords",
         f"{durability}, p99 of single writes during up to {most:,} wrong logins",
         "ms",
         results["flooded"],
         "the same without them",
         results["calm"],
+        ratio_max=RATIO_MAX,
         note=f"{rate:,.0f} logins/s were answered",
     )
-    row.aim, row.met = f"at most {RATIO_MAX:g}x", row.ratio is not None and row.ratio <= RATIO_MAX
-    return row
 
 
 def _wait_until_checked(broker: Broker, user: str, address: str) -> None:

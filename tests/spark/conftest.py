@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,13 +35,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the session writes what a history server would show."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, event_log: Path) -> Iterator[SparkSession]:
     """The session every test shares. What a test changes in its settings, it changes back."""
     warehouse = tmp_path_factory.mktemp("warehouse")
     config = {
         **FAST_SETTINGS,
         "spark.sql.warehouse.dir": str(warehouse),
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": str(event_log),
     }
     session = penstock.spark.session("tests", FAST_MASTER, config)
     yield session

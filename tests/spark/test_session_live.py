@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark
@@ -10,7 +11,8 @@ import pytest
 
 import penstock.spark
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.testing import BrokerProcess
+from penstock.testing import BrokerProcess, RunningBroker
+from tests.crash.standalone_cluster import wait_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +41,7 @@ def test_executors_run_the_python_of_the_driver(spark: SparkSession) -> None:
 
 
 def test_executors_have_the_compiled_modules_of_the_driver(spark: SparkSession) -> None:
-    """And not those of a zip, which each of hundreds of processes would compile: the suite would take minutes more."""
+    """And not those of a zip, which each of them would compile."""
     found = spark.range(1).mapInArrow(_package, "file string").collect()
     assert {row.file for row in found} == {pyspark.__file__}
 
@@ -80,3 +82,40 @@ def test_a_registered_source_reads_and_writes(
     rows = session.read.format("penstock").options(**options).load()
     rows.select("value").write.format("penstock").options(**{**options, "topic": topic}).mode("append").save()
     assert sorted(record.value or b"" for record in client.records(topic)) == [b"1", b"1", b"2", b"2"]
+
+
+def test_credentials_are_in_no_event_log_and_no_error(
+    spark: SparkSession, event_log: Path, fresh_topic: Callable[..., str]
+) -> None:
+    """Neither those of the session nor those of a query, a view or a stream; there are queries that fail, too."""
+    topic, secrets = fresh_topic("guarded"), ("s3cr3t-of-the-session", "s3cr3t-of-the-query")
+    session = spark.newSession()
+    with RunningBroker(dev=True, listeners={"flymq": {"auth": "required"}}) as broker:
+        with FlyMQClient(f"flymq://admin:admin@{broker.address}") as admin:
+            admin.create_topic(topic, 1)
+            for user, password in zip(("ann", "bob"), secrets, strict=True):
+                admin.access.create_user(user, password, ["admin"])
+        settings = {"bootstrap": broker.address, "user": "ann", "password": secrets[0]}
+        for name, value in settings.items():
+            session.conf.set(f"spark.penstock.{name}", value)
+        penstock.spark.register(session)
+        rows = session.sql("SELECT 'a value' AS value")
+        rows.write.format("penstock").option("topic", topic).mode("append").save()
+        login = {"penstock.user": "bob", "penstock.password": secrets[1]}
+        assert session.read.format("penstock").options(**login, subscribe=topic).load().count() == 1
+        view = f"OPTIONS ('penstock.user' 'bob', 'penstock.password' '{secrets[1]}', subscribe '{topic}')"
+        session.sql(f"CREATE TEMPORARY VIEW guarded USING penstock {view}")
+        assert session.sql("SELECT count(*) FROM guarded").collect() == [(1,)]
+        wrong = {**login, "penstock.user": "nobody"}
+        with pytest.raises(Exception, match="invalid username or password") as refused:
+            session.read.format("penstock").options(**wrong, subscribe=topic).load().count()
+        assert not any(secret in str(refused.value) for secret in secrets)
+    session.range(1).withColumnRenamed("id", "written_last").collect()
+    wait_for("writing the event log", lambda: "written_last" in _text(event_log))
+    text = _text(event_log)
+    assert topic in text
+    assert not [secret for secret in secrets if secret in text]
+
+
+def _text(directory: Path) -> str:
+    return "".join(file.read_text() for file in directory.rglob("*") if file.is_file())

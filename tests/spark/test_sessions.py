@@ -11,9 +11,26 @@ from unittest.mock import MagicMock, call
 import pytest
 
 import penstock.spark
-from penstock.errors import ConfigError, JavaMissing
-from penstock.spark.sessions import ON_THIS_MACHINE, build_session, is_local, remote_server, settings
+from penstock.errors import ConfigError, InvalidRequest, JavaMissing
+from penstock.spark.session_options import session_defaults
+from penstock.spark.sessions import (
+    JAVA_OPTIONS,
+    ON_THIS_MACHINE,
+    VFORK,
+    build_session,
+    is_local,
+    register_source,
+    remote_server,
+    settings,
+)
 from penstock.spark.source import PenstockDataSource
+
+
+def builder_of_sessions() -> MagicMock:
+    """Makes sessions without settings."""
+    made = MagicMock()
+    made.config.return_value.getOrCreate.return_value.conf.get.return_value = None
+    return made
 
 
 def test_without_a_master_it_is_a_local_session_with_everything_that_helps_there() -> None:
@@ -81,9 +98,38 @@ def test_the_interpreter_is_that_of_the_setting_else_of_the_environment(
 
     environment = {**before, "PYSPARK_GATEWAY_PORT": "1"}
     monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: None)
-    monkeypatch.setattr(SparkSession, "builder", MagicMock())
+    monkeypatch.setattr(SparkSession, "builder", builder_of_sessions())
     build_session("app", master, config, environment=environment)
     assert environment.get("PYSPARK_PYTHON") == python
+
+
+@pytest.mark.parametrize(
+    ("master", "version", "given", "options"),
+    [
+        ("local[2]", 17, None, VFORK),
+        ("local[2]", 21, "-Xss4m", f"-Xss4m {VFORK}"),
+        ("local[2]", 25, "-Xss4m", "-Xss4m"),
+        ("spark://head:7077", 17, None, None),
+    ],
+)
+def test_a_virtual_machine_here_forks_cheaply_if_it_is_one_that_can(
+    master: str,
+    version: int,
+    given: str | None,
+    options: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyspark.sql import SparkSession
+
+    builder = builder_of_sessions()
+    monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: None)
+    monkeypatch.setattr("penstock.spark.sessions.find_java", lambda environment: tmp_path)
+    monkeypatch.setattr("penstock.spark.sessions.java_version", lambda home: version)
+    monkeypatch.setattr(SparkSession, "builder", builder)
+    config = {} if given is None else {JAVA_OPTIONS: given}
+    build_session("app", master, config, environment={"SPARK_HOME": str(tmp_path)})
+    assert builder.config.call_args.kwargs["map"].get(JAVA_OPTIONS) == options
 
 
 @pytest.mark.parametrize(("master", "times"), [("local[2]", 0), ("spark://head:7077", 1), ("yarn", 1)])
@@ -107,6 +153,21 @@ def test_a_session_that_names_its_broker_has_a_source_that_knows_it(monkeypatch:
     own = {"PENSTOCK.Bootstrap": "other:1", "subscribe": "orders"}
     assert registered(dict(own)).options == {"penstock.user": "ann", **own}
     assert PenstockDataSource({}).options == {}, "other sessions know nothing of it"
+
+
+def test_a_password_stays_in_the_process_that_registers_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = {"spark.penstock.user": "ann", "spark.penstock.password": "s3cret"}
+    session = MagicMock()
+    session.conf.get.side_effect = conf.get
+    session.conf.set.side_effect = conf.__setitem__
+    for _ in range(2):
+        register_source(session)
+        assert session.dataSource.register.call_args.args[0]({}).options["penstock.password"] == "s3cret"
+        assert "s3cret" not in conf["spark.penstock.password"]
+    assert session_defaults(session) == {"penstock.user": "ann", "penstock.password": "s3cret"}
+    monkeypatch.setattr("penstock.spark.session_options._held", {})
+    with pytest.raises(InvalidRequest, match=r"was set in another process, .* set the option penstock\.password"):
+        session_defaults(session)
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,11 @@ def test_an_older_run_of_the_query_is_fenced(query: Query, client: FlyMQClient) 
 
 def test_a_batch_without_records_is_committed_too(query: Query, client: FlyMQClient) -> None:
     query.commit(0, query.task(0, []), query.task(0, [values_batch()], partition=1))
-    query.commit(1)
+    query.commit(1, query.task(1, []))
+    query.commit(2)
     query.run_id = "run-2"
-    query.commit(0, query.task(0, [values_batch(b"late")]))
+    for epoch in (0, 1):
+        query.commit(epoch, query.task(epoch, [values_batch(b"late")]))
     assert stored(client) == []
 
 

@@ -12,12 +12,14 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import ConfigError
-from penstock.spark.java import find_java
-from penstock.spark.session_options import session_defaults
+from penstock.spark.homes import without_zip
+from penstock.spark.java import find_java, java_version
+from penstock.spark.session_options import hold_password, session_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 SHUFFLE_PARTITIONS_MAX = 16
 PYTHON = "spark.pyspark.python"
 """The setting that names the interpreter of all machines."""
+
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+VFORK = "-Djdk.lang.Process.launchMechanism=VFORK"
+"""Hadoop's local file system starts a `chmod` for each file and directory that it makes: this way it takes half as long."""
+VFORK_JAVA_MAX = 21
+"""Later ones warn of it, and then no longer know it."""
 
 logger = logging.getLogger(__name__)
 
@@ -98,13 +106,18 @@ def build_session(
     if running is not None:
         return with_source(_as_it_is(running, app_name, master, config))
     chosen = settings(app_name, master, config, processors=os.cpu_count() or 1)
-    if "PYSPARK_GATEWAY_PORT" not in environment:
-        # Otherwise spark-submit has started the virtual machine already, on the Java it chose.
-        environment["JAVA_HOME"] = str(find_java(environment))
+    starts_java = "PYSPARK_GATEWAY_PORT" not in environment
+    """Otherwise spark-submit has started the virtual machine already, on the Java it chose."""
+    here = is_local(chosen["spark.master"])
+    if starts_java:
+        java = find_java(environment)
+        environment["JAVA_HOME"] = str(java)
+        if here and (java_version(java) or 0) <= VFORK_JAVA_MAX:
+            chosen[JAVA_OPTIONS] = f"{chosen.get(JAVA_OPTIONS, '')} {VFORK}".strip()
     if PYTHON in chosen:
         # Spark itself minds this setting only in what spark-submit starts.
         environment["PYSPARK_PYTHON"] = chosen[PYTHON]
-    elif is_local(chosen["spark.master"]):
+    elif here:
         # Workers must find what this interpreter finds; on a cluster it is a path of another machine.
         environment.setdefault("PYSPARK_PYTHON", sys.executable)
 
@@ -113,7 +126,9 @@ def build_session(
 
     builder = SparkSession.builder.config(map=dict[str, bool | float | int | str | None](chosen))
     try:
-        return with_source(builder.getOrCreate())
+        with without_zip(environment) if starts_java and here else nullcontext():
+            session = builder.getOrCreate()
+        return with_source(session)
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
@@ -188,6 +203,7 @@ def register_source(session: SparkSession) -> None:
     from penstock.spark.source import PenstockDataSource
 
     defaults = session_defaults(session)
+    hold_password(session)
     # Made here, so that Spark sends it with what it holds instead of by its name.
     made = type(PenstockDataSource.__name__, (PenstockDataSource,), {"defaults": defaults}) if defaults else None
     session.dataSource.register(made or PenstockDataSource)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.spark.pipelines import files as module
 from penstock.spark.pipelines.files import Files, HadoopFiles, LocalFiles
 
 if TYPE_CHECKING:
@@ -29,6 +30,22 @@ def test_files_of_this_machine_are_replaced_whole(tmp_path: Path) -> None:
 
 def test_files_elsewhere_are_replaced_whole(spark: SparkSession, tmp_path: Path) -> None:
     check_files(HadoopFiles(spark), f"file://{tmp_path}", tmp_path)
+
+
+def test_a_file_that_appears_when_it_is_closed_is_put_in_its_place(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in S3, which tells it by a capability; here it is one that every local file system has."""
+    monkeypatch.setattr(module, "_WHOLE_AT_CLOSE", "fs.capability.paths.permissions")
+
+    def must_not(*given: object) -> None:
+        raise AssertionError("a rename is a copy there")
+
+    monkeypatch.setattr(HadoopFiles, "_replace", must_not)
+    files = HadoopFiles(spark)
+    for text in ("first", "second"):
+        files.write(f"file://{tmp_path}/below/note.json", text)
+        assert files.read(f"file://{tmp_path}/below/note.json") == text
 
 
 def test_a_write_that_fails_leaves_what_was_there(spark: SparkSession, tmp_path: Path) -> None:

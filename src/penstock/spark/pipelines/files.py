@@ -1,9 +1,9 @@
 """Small files beside checkpoints: on this machine through Python, anywhere else through the file systems that Spark knows.
 
-A file is replaced whole or not at all; what is written is on disk when the call returns. Elsewhere that holds as far as it does for the
-checkpoints of Spark, which writes both: on HDFS always, in an object store with the checkpoint manager that is made for it. Between the
-two contents of a file, other file systems may for a moment have none. So what must not be missed (which replay was begun) is written once
-and never replaced.
+A file is replaced whole or not at all; what is written is on disk when the call returns. Elsewhere that holds as far as Hadoop's file
+systems allow: a store whose files appear when they are closed (S3) is given the file as it is, any other a file of another name, which then
+replaces the first. HDFS does so in one step; between the two contents of a file, others may for a moment have none. So what must not be
+missed (which replay was begun) is written once and never replaced.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _REMOTE: Final = re.compile(r"[a-z][a-z0-9+.-]+://")
+_WHOLE_AT_CLOSE: Final = "fs.capability.outputstream.abortable"
+"""Hadoop's name for stores in which a file appears when it is closed, with all that is in it, unless its stream is aborted."""
 
 
 class Files(Protocol):
@@ -90,6 +93,7 @@ class HadoopFiles:
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  the only way to Hadoop's file systems from Python
+        self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
         self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
 
     def names(self, directory: str) -> list[str]:
@@ -109,24 +113,32 @@ class HadoopFiles:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        at, _ = self._at(path)
-        managers = self._jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
-        manager = managers.create(at.getParent(), self._configuration)
-        manager.mkdirs(at.getParent())
-        stream = manager.createAtomic(at, True)
-        try:
-            stream.write(bytearray(text.encode()))
-            if stream.hasCapability("hsync"):
-                stream.hsync()
-        except BaseException:
-            stream.cancel()
-            raise
-        stream.close()
+        content = text.encode()
+        at, system = self._at(path)
+        if system.hasPathCapability(at, _WHOLE_AT_CLOSE):
+            _fill(system.create(at, True), content)
+        else:
+            self._replace(at, content)
         # A rename that did not happen is no error to every file system.
         if self.read(path) != text:
             raise ConfigError(
                 f"{path} was not replaced: its file system does not support atomic replacement; use another"
             )
+
+    def _replace(self, at: Any, content: bytes) -> None:
+        hadoop = self._jvm.org.apache.hadoop.fs
+        files = hadoop.FileContext.getFileContext(at.toUri(), self._configuration)
+        # A name that Spark, which lists these directories too, takes for hidden.
+        temporary = hadoop.Path(at.getParent(), f"_{at.getName()}.{uuid.uuid4().hex}.tmp")
+        rename = getattr(hadoop, "Options$Rename")
+        options = self._gateway.new_array(rename, 1)
+        options[0] = rename.OVERWRITE
+        try:
+            _fill(files.create(temporary).create().recursive().build(), content)
+            files.rename(temporary, at, options)
+        except BaseException:
+            files.delete(temporary, False)
+            raise
 
     def remove(self, path: str) -> None:
         at, system = self._at(path)
@@ -135,3 +147,17 @@ class HadoopFiles:
     def _at(self, path: str) -> tuple[Any, Any]:
         at = self._jvm.org.apache.hadoop.fs.Path(path)
         return at, at.getFileSystem(self._configuration)
+
+
+def _fill(stream: Any, content: bytes) -> None:
+    """Write a new file and close it. Where files appear when they are closed, one that fails does not."""
+    try:
+        stream.write(bytearray(content))
+        if stream.hasCapability("hsync"):
+            stream.hsync()
+    except BaseException:
+        if stream.hasCapability(_WHOLE_AT_CLOSE):
+            stream.abort()
+        raise
+    finally:
+        stream.close()

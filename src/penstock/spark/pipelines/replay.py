@@ -14,7 +14,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidRequest
 from penstock.spark.applications import application_name
@@ -64,7 +64,8 @@ def replay(
         raise InvalidRequest(
             f"replay {request.name} was done at {when} with {before['rows']} records: give it another id to do it again"
         )
-    _make_active(spark)
+    # Makes the session active in this thread: that is where Spark looks a source up, and a thread need not have one.
+    spark.createDataFrame([], "id int")
     rows = _from_table(spark, pipeline, request) if request.table is not None else _from_topic(spark, options, request)
     if not request.keep_partitions and "partition" in rows.columns:
         rows = rows.drop("partition")
@@ -79,13 +80,6 @@ def replay(
         rows.unpersist()
     files.write(done, json.dumps({"at_ms": int(time.time() * 1000), "rows": count, "write": write}))
     return count
-
-
-def _make_active(spark: SparkSession) -> None:
-    """Spark looks a source up in the session that is active in the thread that asks, and a thread need not have one."""
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  Python has no name for it
-    session: Any = spark
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)  # noqa: SLF001
 
 
 def _noted_write(files: Files, begun: str) -> str:
