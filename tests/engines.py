@@ -35,10 +35,10 @@ _logs: dict[Path, SharedLog] = {}
 
 
 class NoDisk(FaultyDisk):
-    """What stands for the disk of an engine without one: a test that comes to it cannot run."""
+    """What stands for the disk of an engine without one: a test that comes to it is to be marked."""
 
     def __getattribute__(self, name: str) -> NoReturn:
-        pytest.skip(f"needs a disk, for {name}")
+        raise AssertionError(f"this engine has no disk, and the test needs one for {name}: mark it `embedded`")
 
 
 def make_engine(
@@ -54,9 +54,8 @@ def make_engine(
 
 
 def embedded(engine: Engine) -> EmbeddedEngine:
-    """Return an engine that has files; a test that wants them cannot run on another one."""
-    if not isinstance(engine, EmbeddedEngine):
-        pytest.skip("needs the embedded engine")
+    """Return an engine that has files; a test that wants them is marked `embedded`."""
+    assert isinstance(engine, EmbeddedEngine), "this engine has no files, and the test needs them: mark it `embedded`"
     return engine
 
 

@@ -21,6 +21,7 @@ from tests.engines import make_engine
 from tests.protocols.flymq.conversation import Conversation
 
 
+@pytest.mark.embedded
 async def test_the_status_counts_topics_of_users_and_says_what_takes_no_writes(
     tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -47,6 +48,7 @@ async def test_the_status_counts_topics_of_users_and_says_what_takes_no_writes(
         pass  # a log whose disk failed closes with that error
 
 
+@pytest.mark.embedded
 async def test_one_node_stays_one_node(broker: Broker) -> None:
     with pytest.raises(NotSupported, match="the way to more nodes is the Kafka engine"):
         broker.cluster.join(ANONYMOUS, "192.0.2.10:9093")

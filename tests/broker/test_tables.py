@@ -6,6 +6,7 @@ import gc
 from typing import Any
 
 import msgspec
+import pytest
 
 from penstock.broker.broker import Broker
 from penstock.broker.groups.groups import CommittedOffset, OffsetKey
@@ -17,6 +18,7 @@ from penstock.log.api import Engine
 from penstock.log.block import Block, encode_block
 
 
+@pytest.mark.embedded
 async def test_every_table_of_a_broker_is_listed_with_its_types(broker: Broker, engine: Engine) -> None:
     tables: list[Table[Any, Any]] = [
         each for each in gc.get_objects() if isinstance(each, Table) and each._engine is engine

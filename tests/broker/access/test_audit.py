@@ -200,6 +200,7 @@ async def test_the_memory_for_sources_is_bounded(audit: Audit) -> None:
     assert len(audit._sources) == SOURCES_MAX
 
 
+@pytest.mark.embedded
 async def test_a_trail_that_cannot_be_written_is_counted_and_logged_once(tmp_path: Path, clock: ManualClock) -> None:
     disk = FaultyDisk()
     engine = make_engine(tmp_path / "data", clock=clock, disk=disk)

@@ -194,6 +194,7 @@ async def test_a_durability_callback_that_fails_keeps_the_answer_from_no_other(b
     await durable(broker)
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("awaited", [False, True])
 async def test_an_acknowledgement_holds_the_loop_only_if_somebody_waits_for_it(
     tmp_path: Path, clock: ManualClock, awaited: bool
@@ -212,6 +213,7 @@ async def test_an_acknowledgement_holds_the_loop_only_if_somebody_waits_for_it(
         assert disk.threads == [threading.current_thread().name if awaited else "penstock-commit"]
 
 
+@pytest.mark.embedded
 async def test_a_topic_deleted_while_it_is_subscribed_to_leaves_no_subscription_of_that_name(
     tmp_path: Path, clock: ManualClock
 ) -> None:

@@ -188,6 +188,7 @@ async def test_many_acknowledgements_of_one_turn_are_one_append(broker: Broker) 
     assert partition.committed_end == before + 1
 
 
+@pytest.mark.embedded
 async def test_acknowledgements_that_cannot_be_stored_are_stored_when_they_can(
     tmp_path: Path, clock: ManualClock
 ) -> None:

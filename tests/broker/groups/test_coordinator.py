@@ -415,6 +415,7 @@ async def test_a_generation_never_goes_back_even_if_all_members_have_left(tmp_pa
     assert generations == sorted(set(generations))
 
 
+@pytest.mark.embedded
 async def test_a_grant_that_cannot_be_stored_is_not_told(tmp_path: Path, clock: ManualClock) -> None:
     disk = FaultyDisk()
     engine = make_engine(tmp_path, clock=clock, disk=disk)

@@ -452,6 +452,7 @@ async def test_members_are_bounded(engine: Engine, clock: ManualClock) -> None:
 # -- a disk that fails ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.embedded
 async def test_a_commit_that_fails_is_told_and_changes_nothing(engine: Engine, broker: Broker) -> None:
     await broker.ensure_topic(WHO, "t")
     await broker.commit_offset(WHO, "t", "g", 0, 1)
@@ -464,6 +465,7 @@ async def test_a_commit_that_fails_is_told_and_changes_nothing(engine: Engine, b
     assert [(info.group, offsets_of(info)) for info in broker.list_groups(WHO)] == [("g", {0: 1})]
 
 
+@pytest.mark.embedded
 async def test_a_topic_can_be_deleted_although_its_offsets_cannot(engine: Engine, broker: Broker) -> None:
     await broker.ensure_topic(WHO, "t")
     await broker.commit_offset(WHO, "t", "g", 0, 1)

@@ -154,7 +154,7 @@ async def test_of_many_reasons_the_first_are_kept(orders: Broker, monkeypatch: p
     assert max(len(str(error)) for _, error in again) <= REASON_CHARACTERS_MAX
 
 
-@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("crash", [False, pytest.param(True, marks=pytest.mark.embedded)])
 async def test_what_was_stored_before_a_restart_or_a_crash_is_not_stored_again(house: House, crash: bool) -> None:
     async with house:
         await house.topic("orders", partitions=3)
@@ -176,6 +176,7 @@ async def test_what_was_stored_before_a_restart_or_a_crash_is_not_stored_again(h
         assert await house.values("single") == [b"a", b"b", b"c"]
 
 
+@pytest.mark.embedded
 async def test_a_full_disk_refuses_the_request_and_its_number_is_used_again(house: House) -> None:
     async with house:
         await house.topic("orders")
@@ -189,6 +190,7 @@ async def test_a_full_disk_refuses_the_request_and_its_number_is_used_again(hous
         assert await house.values("orders") == [b"a"]
 
 
+@pytest.mark.embedded
 async def test_a_request_whose_outcome_is_unknown_is_not_said_to_be_missing_when_it_is_sent_again(house: House) -> None:
     async with house:
         await house.topic("orders")
@@ -226,6 +228,7 @@ async def test_without_fsync_what_is_sent_again_after_a_restart_is_refused_if_it
         assert {*await house.values("orders"), *await house.values("orders", 1)} == {b"a", b"b", b"c", b"d"}
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("failures", [(errno.ENOSPC, errno.EIO), (errno.EIO, errno.ENOSPC)])
 async def test_what_one_partition_refuses_is_not_said_of_another_whose_outcome_is_unknown(
     house: House, failures: tuple[int, int]

@@ -220,5 +220,5 @@ class ProducersAgainstModel(RuleBasedStateMachine):
 
 
 TestProducersAgainstModel = ProducersAgainstModel.TestCase
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.embedded]
 TestProducersAgainstModel.settings = settings(max_examples=10, stateful_step_count=20)

@@ -214,6 +214,7 @@ async def test_a_run_hears_its_answer_although_the_owner_of_another_fails_on_its
     await first
 
 
+@pytest.mark.embedded
 async def test_of_runs_that_gathered_only_the_records_of_a_failed_partition_fail(
     engine: Engine, broker: Broker
 ) -> None:
@@ -225,6 +226,7 @@ async def test_of_runs_that_gathered_only_the_records_of_a_failed_partition_fail
         assert (failed.rows, type(failed.result)) == ([1, 3], NotWritten)
 
 
+@pytest.mark.embedded
 async def test_a_part_that_fails_is_told_beside_a_part_that_does_not(engine: Engine, broker: Broker) -> None:
     await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
     embedded(engine).partition("t", 1).fail("the disk under partition 1 is gone")

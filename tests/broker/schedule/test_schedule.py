@@ -239,6 +239,7 @@ async def test_an_id_from_before_a_restart_still_cancels(tmp_path: Path) -> None
         assert broker.schedule.pending == 0
 
 
+@pytest.mark.embedded
 async def test_what_is_over_leaves_the_disk_and_what_waits_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +369,7 @@ async def test_an_entry_that_is_not_in_the_log_any_more_holds_up_no_other(
     assert broker.background.failures["delayed_records"] == 0
 
 
+@pytest.mark.embedded
 async def test_after_a_failed_flush_the_next_start_delivers_once(tmp_path: Path) -> None:
     clock, disk = ManualClock(), FaultyDisk()
     async with running(tmp_path, clock, disk=disk) as broker:

@@ -53,6 +53,7 @@ async def test_a_name_that_makes_no_sense_is_refused(
         assert await house.publish(0, run=1, application="a") is Committed.NOW, "nobody holds it after a refusal"
 
 
+@pytest.mark.embedded
 async def test_a_commit_on_a_full_disk_is_not_taken_for_done(house: StagingHouse) -> None:
     async with house:
         await house.topic("orders")

@@ -78,6 +78,7 @@ async def test_what_is_sent_of_an_attempt_while_it_is_published_is_not_part_of_i
         assert await published(house) == values
 
 
+@pytest.mark.embedded
 async def test_a_commit_that_finds_the_disk_full_is_not_done_and_can_be_tried_again(house: StagingHouse) -> None:
     async with house:
         values = await long_commit(house, 2)
@@ -90,6 +91,7 @@ async def test_a_commit_that_finds_the_disk_full_is_not_done_and_can_be_tried_ag
         assert await published(house) == values
 
 
+@pytest.mark.embedded
 async def test_a_long_commit_that_finds_the_disk_full_goes_on_when_there_is_space(house: StagingHouse) -> None:
     house.chunk_bytes = 1500
     async with house:
@@ -108,6 +110,7 @@ async def test_a_long_commit_that_finds_the_disk_full_goes_on_when_there_is_spac
         assert await published(house) == values
 
 
+@pytest.mark.embedded
 async def test_after_a_failed_flush_only_a_restart_tells_and_the_commit_is_done_once(house: StagingHouse) -> None:
     async with house:
         values = await long_commit(house, 2)

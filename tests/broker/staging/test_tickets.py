@@ -155,6 +155,7 @@ async def test_what_was_aborted_gives_back_its_space_too(house: StagingHouse) ->
             await asyncio.sleep(0)
 
 
+@pytest.mark.embedded
 async def test_staged_records_do_not_take_the_space_held_back_for_the_brokers_own_state(house: StagingHouse) -> None:
     async with house:
         await house.topic("orders")

@@ -156,6 +156,7 @@ async def test_of_two_commits_at_the_same_time_one_does_it_and_both_hear_of_it(h
         assert await house.values("orders") == [b"a"]
 
 
+@pytest.mark.embedded
 async def test_while_a_commit_is_under_way_the_transaction_cannot_change(house: House) -> None:
     async with house:
         await house.topic("orders")
@@ -176,6 +177,7 @@ async def test_while_a_commit_is_under_way_the_transaction_cannot_change(house: 
         assert await house.values("orders") == [b"a"]
 
 
+@pytest.mark.embedded
 async def test_a_commit_goes_on_when_whoever_waits_for_it_gives_up(house: House) -> None:
     async with house:
         await house.topic("orders")

@@ -154,6 +154,7 @@ async def test_committed_ids_are_forgotten_by_number_and_by_age(tmp_path: Path, 
 # -- a failing disk -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.embedded
 async def test_on_a_full_disk_nothing_is_written_and_the_commit_may_be_tried_again(house: House) -> None:
     async with house:
         await house.topic("orders", partitions=2)
@@ -172,6 +173,7 @@ async def test_on_a_full_disk_nothing_is_written_and_the_commit_may_be_tried_aga
         assert house.broker.committed_offset(ALICE, "orders", "g", 0) == 1
 
 
+@pytest.mark.embedded
 async def test_after_a_failed_flush_the_outcome_is_unknown_until_a_restart_tells(house: House) -> None:
     async with house:
         await house.topic("orders", partitions=2)

@@ -310,6 +310,7 @@ async def test_published_messages_expire_where_the_listener_says_so(broker: Brok
 # -- what is on disk when ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.embedded
 async def test_a_pong_means_that_publishes_of_qos_1_and_acknowledgements_are_on_disk(
     talk: Conversation, disk: FaultyDisk
 ) -> None:
@@ -327,6 +328,7 @@ async def test_a_pong_means_that_publishes_of_qos_1_and_acknowledgements_are_on_
     assert await talk.reply() == encode_frame(PONG, 6)
 
 
+@pytest.mark.embedded
 async def test_a_publish_of_qos_0_is_not_waited_for(talk: Conversation, disk: FaultyDisk) -> None:
     subscription = await talk.subscribe("t")
     with disk.fsync_held():
@@ -334,6 +336,7 @@ async def test_a_publish_of_qos_0_is_not_waited_for(talk: Conversation, disk: Fa
     assert await talk.message(subscription) == b"a"
 
 
+@pytest.mark.embedded
 async def test_a_full_disk_is_said_and_publishing_goes_on_when_there_is_space(
     talk: Conversation, disk: FaultyDisk
 ) -> None:

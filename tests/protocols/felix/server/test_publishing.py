@@ -164,6 +164,7 @@ async def test_a_batch_that_makes_no_sense_is_answered_and_the_next_one_is_taken
 # --- what is written ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.embedded
 async def test_the_answer_comes_after_the_commit(talk: Talk, broker: Broker, disk: FaultyDisk) -> None:
     await broker.audit.written()  # so that the next flush is ours
     disk.fail_next_fsync()

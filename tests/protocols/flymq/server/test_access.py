@@ -376,6 +376,7 @@ async def test_a_page_of_events_fits_into_one_frame(root: Conversation, broker: 
 # --- the cluster ---
 
 
+@pytest.mark.embedded
 async def test_a_cluster_of_one_node_tells_what_it_is(root: Conversation, broker: Broker) -> None:
     status = decode_reply(ClusterStatus, (await root.ask(frame(ClusterStatus.opcode))).payload)
     assert status == ClusterState(
@@ -386,6 +387,7 @@ async def test_a_cluster_of_one_node_tells_what_it_is(root: Conversation, broker
     assert (orders.topic, [each.index for each in orders.partitions]) == ("orders", [0])
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("request_", [encode_request(ClusterJoin("peer:9093")), frame(ClusterLeave.opcode)])
 async def test_one_node_neither_joins_nor_leaves_and_says_what_would(root: Conversation, request_: bytes) -> None:
     error = (await root.ask(request_)).error

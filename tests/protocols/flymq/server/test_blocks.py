@@ -171,6 +171,7 @@ async def test_a_plan_does_not_wait_where_there_is_more_already(engine: Engine, 
     assert found.topics[0].partitions[0].end_offset == 1
 
 
+@pytest.mark.embedded
 async def test_a_plan_that_waits_in_vain_is_answered_all_the_same(engine: Engine, talk: Conversation) -> None:
     await engine.create_topic("orders", TopicConfig())
     found = await plan(

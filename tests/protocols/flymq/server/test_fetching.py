@@ -205,6 +205,7 @@ async def test_filtered_replies_stay_within_their_bytes(partition: Partition, cl
 # --- gaps and damage ---
 
 
+@pytest.mark.embedded
 async def test_offsets_that_compaction_removed_are_stepped_over(tmp_path: Path, clock: ManualClock) -> None:
     engine = make_engine(tmp_path / "log", clock=clock, options=EngineOptions(tail_bytes_max=1))
     await engine.start()

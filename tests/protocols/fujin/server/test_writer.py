@@ -173,6 +173,7 @@ async def test_a_missing_topic_is_refused_where_none_may_be_made(connect: Connec
     assert await side.hear(len(expected)) == expected
 
 
+@pytest.mark.embedded
 async def test_a_disk_that_fails_is_told(client: Client, engine: Engine, disk: FaultyDisk) -> None:
     side = client.writer()
     assert await side.ask(write(1, b"a", b"x"), size=6) == written(1)
