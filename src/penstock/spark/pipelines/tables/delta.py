@@ -9,6 +9,7 @@ The table is created by the commit of its first batch: a table that exists alway
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -322,8 +323,12 @@ class DeltaLakeTable(Table):
         if is_url(self.path):
             return
         log = Path(self.path) / LOG
-        oldest = f"{first_version:020d}.json"
-        self._sync_files(str(each) for each in log.glob("*.json") if each.name >= oldest)
+        for version in itertools.count(first_version):  # they are numbered without gaps
+            commit = log / f"{version:020d}.json"
+            if commit.exists():
+                self._sync_files([str(commit)])
+            elif version > first_version:  # the first may be one from before, and cleaned up
+                break
         sync_directory(log)
 
     def _paths(self, delta: Any) -> set[str]:
