@@ -14,8 +14,6 @@ NOT_OPERATIONS = {
     "unsubscribe",
     "producers.start",
     "producers.close",
-    "producers.select",
-    "producers.handle",
     "producers.append",
     "producers.settle",
     "staging.start",
