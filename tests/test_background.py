@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from penstock import background as module
-from penstock.background import FAILURE_CHARS_MAX, Background, run_to_completion
+from penstock.background import FAILURE_CHARS_MAX, Background, Tasks, run_to_completion
 from penstock.errors import NoSpace
 
 
@@ -210,3 +211,41 @@ async def test_a_bug_in_an_operation_that_nobody_waits_for_is_logged() -> None:
         await account.background.finish()
         await asyncio.sleep(0)
     assert [event["event"] for event in events] == ["abandoned_operation_failed"]
+
+
+async def test_tasks_are_kept_until_they_end_and_those_that_they_start_are_waited_for() -> None:
+    tasks = Tasks()
+    ended: list[str] = []
+
+    async def second() -> None:
+        await asyncio.sleep(0)
+        ended.append("second")
+
+    async def first() -> int:
+        await asyncio.sleep(0)
+        ended.append("first")
+        _ = tasks.run(second())
+        return 7
+
+    started = tasks.run(first())
+    assert [*tasks] == [started]
+    await tasks.finish()
+    assert ended == ["first", "second"]
+    assert [*tasks] == []
+    assert await started == 7
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+async def test_an_error_of_a_task_that_nobody_awaits_is_reported_unless_it_is_quiet(quiet: bool) -> None:
+    reported: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+    tasks = Tasks()
+
+    async def fail() -> None:
+        raise ValueError("bug")
+
+    task = tasks.run(fail(), quiet=quiet)
+    await tasks.finish()
+    del task
+    gc.collect()
+    assert reported == ([] if quiet else ["bug"])

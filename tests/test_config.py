@@ -517,6 +517,18 @@ def test_a_long_value_is_cut_short_in_the_message(file: Path) -> None:
     assert len(line) < 200
 
 
+def test_blocks_that_count_as_small_are_smaller_than_those_they_are_merged_to(file: Path) -> None:
+    file.write_text(LISTENER + '[log]\nblock_bytes_target = "64 KiB"\n')
+    assert problems(file) == [
+        (
+            'penstock.toml: log: merge_block_bytes = "64 KiB" is more than half of block_bytes_target = "64 KiB": segments would be '
+            'rewritten without larger blocks; set merge_block_bytes = "32 KiB" or less, or raise block_bytes_target'
+        )
+    ]
+    file.write_text(LISTENER + '[log]\nblock_bytes_target = "64 KiB"\nmerge_block_bytes = "32 KiB"\n')
+    assert load_config(file, {}).log.merge_block_bytes == 32 << 10
+
+
 def test_topics_can_be_written_in_code() -> None:
     assert Config(topics=[Topic(name="orders", partitions=3)]).topics[0].partitions == 3
 

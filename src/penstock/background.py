@@ -1,4 +1,4 @@
-"""Background loops that outlive their failures, and operations that outlive their callers.
+"""Background loops that outlive their failures, operations that outlive their callers, and tasks that nobody awaits.
 
 A loop runs its step again and again. A step that raises ends neither the loop nor the process: the failure is logged once until it
 changes or ends, counted, and the step is retried after a pause that doubles up to a bound. `Background.failing` names the tasks whose
@@ -6,6 +6,8 @@ last run failed, and the broker is not ready while there are any.
 
 An operation that changes several things in turn must not stop in the middle because its caller was cancelled. `run_to_completion` runs
 it in a task of its own: cancelling the caller ends the wait, not the operation.
+
+`Tasks` keeps tasks until they end, for whoever has to wait for them at last or must not lose them to a garbage collection.
 """
 
 from __future__ import annotations
@@ -126,7 +128,7 @@ class Loop:
 
 
 class Tasks:
-    """Tasks that are kept until they end: the event loop itself keeps no reference to them."""
+    """Tasks that are kept until they end: the event loop itself has only weak references to them."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()

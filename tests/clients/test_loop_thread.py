@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
+import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -84,6 +89,43 @@ def test_an_interrupt_that_does_not_wake_the_caller_is_noticed() -> None:
     with pytest.raises(KeyboardInterrupt):
         thread.run(wait_for_ever(started))
     interrupter.join()
+    thread.close()
+
+
+def test_an_interrupt_between_any_two_steps_ends_the_call_and_leaves_no_work_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A wait for what has come already would take the whole time of this test.
+    monkeypatch.setattr("penstock.clients.loop_thread.CANCEL_S_MAX", 3600.0)
+    thread = LoopThread("a client")
+    traced_before = sys.gettrace()
+    answer = None
+    for interrupted_at in itertools.count():
+        steps = itertools.count()
+
+        def trace(
+            frame: FrameType, event: str, _: object, at: int = interrupted_at, steps: Iterator[int] = steps
+        ) -> Any:
+            if frame.f_code is not LoopThread.run.__code__:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode" and next(steps) == at:
+                raise KeyboardInterrupt
+            return trace
+
+        work = thread_name()
+        sys.settrace(trace)
+        try:
+            answer = thread.run(work)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(traced_before)
+        work.close()  # raises if it is running
+        assert thread.run(thread_name()) == "a client"
+    assert answer == "a client"
+    assert interrupted_at > 50
     thread.close()
 
 

@@ -43,7 +43,7 @@ from penstock.config.values import (
 from penstock.log.api import PARTITIONS_MAX, Durability, TopicConfig
 from penstock.log.kafka.settings import KafkaSettings
 from penstock.settings import DurationMs, Seconds, Section, Size
-from penstock.units import Address, is_loopback, parse_address
+from penstock.units import Address, format_size, is_loopback, parse_address
 
 PIPELINES_DECLARED_MAX = 100
 
@@ -202,7 +202,8 @@ class Log(Section):
     tombstone_ms: DurationMs = 24 * 3600 * 1000
     """How long compaction keeps tombstones, so that every reader sees them."""
     merge_block_bytes: Size = Field(64 << 10, ge=1, le=1 << 20)
-    """A sealed segment whose blocks are smaller than this on average is rewritten with larger ones."""
+    """A sealed segment whose blocks are smaller than this on average is rewritten with larger ones. At most half of
+    `block_bytes_target`."""
     compact_dirty_ratio: float = Field(0.5, gt=0, le=1)
     """A compacted partition is rewritten when this fraction of its sealed bytes is new."""
     compact_keys_max: int = Field(5_000_000, ge=1_000)
@@ -211,6 +212,17 @@ class Log(Section):
     """Disk space reserved so that group offsets can be committed when the disk is full."""
     accept_gaps: bool = False
     """Start although segment files are missing or cut, or internal topics are damaged. What they held is lost."""
+
+    @model_validator(mode="after")
+    def _merged_blocks_are_large(self) -> Log:
+        largest = self.block_bytes_target // 2  # what merging makes at least of blocks, on average
+        if self.merge_block_bytes > largest:
+            raise ValueError(
+                f'merge_block_bytes = "{format_size(self.merge_block_bytes)}" is more than half of block_bytes_target = '
+                f'"{format_size(self.block_bytes_target)}": segments would be rewritten without larger blocks; set merge_block_bytes = '
+                f'"{format_size(largest)}" or less, or raise block_bytes_target'
+            )
+        return self
 
 
 class Topic(Section):

@@ -523,7 +523,7 @@ class Engine(ABC):
         """The topics that exist as far as this engine knows, internal ones included, by name. `watch_topics` tells when that changes."""
 
     def topic(self, name: str) -> TopicInfo:
-        """Raises TopicNotFound."""
+        """Return one of them by its name. Raises TopicNotFound."""
         info = self.topics().get(name)
         if info is None:
             raise TopicNotFound(f"topic not found: {name}")

@@ -18,7 +18,7 @@ _RECORD_BYTES: Final = 40
 _BLOCK_BYTES: Final = 1000
 """Of the objects that a decoded block consists of, whatever it holds: most of the cost of a block with one small record."""
 _CUT_SHARE: Final = 32
-"""Of a full tail, one of so many parts gives way at once: to move all others up for each new block would cost as much as writing it."""
+"""A full tail is cut by 1/32 of its bytes at once: moving the rest up for each new block would cost as much as writing the block."""
 # Readers of one partition, each at a place of its own, whose last blocks are kept; with more of them the oldest gives way.
 _RUNS_MAX: Final = 4
 

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 import structlog
 
+from penstock.background import Tasks
 from penstock.net.listener import cannot_listen
 from penstock.units import Address, parse_address
 
@@ -56,7 +57,7 @@ class DatagramRelay(asyncio.DatagramProtocol):
         self._towards: str | None = None
         self._clients_max = clients_max
         self._clients: dict[Any, _Upstream] = {}
-        self._opening: set[asyncio.Task[Any]] = set()
+        self._opening = Tasks()
         self._transport: asyncio.DatagramTransport | None = None
         self._closed = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None
@@ -116,9 +117,7 @@ class DatagramRelay(asyncio.DatagramProtocol):
     def _open(self, data: bytes, address: Any, target: str) -> None:
         upstream = self._clients[address] = _Upstream(self, address, data)
         upstream.used_at = self._loop.time()
-        task = self._loop.create_task(self._connect(upstream, address, target))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        _ = self._opening.run(self._connect(upstream, address, target))
 
     async def _connect(self, upstream: _Upstream, address: Any, target: str) -> None:
         host, port = parse_address(target)

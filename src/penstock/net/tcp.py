@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from penstock.background import Tasks
 from penstock.clock import Clock
 from penstock.net.connection import READ_BYTES_MAX, TcpConnection
 from penstock.net.descriptors import descriptor_mark, next_descriptor
@@ -67,7 +68,7 @@ class TcpListener(Listener[TcpConnection]):
         self._socket: socket.socket | None = None
         self._accepting = False
         self._descriptor_mark = 0
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes = Tasks()
         self._all_gone = asyncio.Event()
 
     async def start(self) -> None:
@@ -153,9 +154,7 @@ class TcpListener(Listener[TcpConnection]):
                 continue
             self.stats.connections_total += 1
             self.stats.connections_open += 1
-            task = asyncio.get_running_loop().create_task(self._take(accepted, str(Address(*peer[:2]))))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            _ = self._handshakes.run(self._take(accepted, str(Address(*peer[:2]))))
             if accepted.fileno() >= self._descriptor_mark:
                 self._accepting_exhausted("the rest is reserved for the log")
                 return

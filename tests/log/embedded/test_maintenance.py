@@ -292,6 +292,24 @@ async def test_small_blocks_of_sealed_segments_are_merged_and_nothing_else_chang
     assert [path.stat().st_ino for path in segment_files(data_dir)] == segments, "what is merged is left alone"
 
 
+async def test_blocks_that_are_small_although_they_were_merged_are_not_merged_again_after_a_restart(
+    open_engine: OpenEngine, data_dir: Path
+) -> None:
+    options = EngineOptions(block_bytes_target=4096, tail_bytes_max=0)
+    engine = await open_engine(options=options)
+    await engine.create_topic("orders", TopicConfig(segment_bytes=5000, compression="zstd"))
+    partition = partition_of(engine)
+    while len(partition.segments) < 3:
+        await append(partition, [bytes(1000)])
+    await engine.maintain()
+    assert all(segment.index.blocks > 1 for segment in partition.segments[:-1]), "they do not fit into one block"
+    await engine.close()
+    engine = await open_engine(options=options)
+    merged = [path.stat().st_ino for path in segment_files(data_dir)]
+    await engine.maintain()
+    assert [path.stat().st_ino for path in segment_files(data_dir)] == merged
+
+
 async def test_large_blocks_are_left_alone(open_engine: OpenEngine, data_dir: Path) -> None:
     engine = await open_engine(options=EngineOptions(merge_block_bytes=300))
     await fill(engine, TopicConfig(segment_bytes=2000))

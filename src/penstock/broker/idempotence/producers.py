@@ -58,7 +58,6 @@ from penstock.errors import (
     OutOfOrderSequence,
     PenstockError,
     ShuttingDown,
-    TopicNotFound,
     UnknownProducer,
 )
 from penstock.log.api import Appended, Batch, BatchFor, LateBatch, Partition
@@ -346,9 +345,7 @@ class IdempotentProducers(Part):
         schema: str | None,
         done: OnWritten,
     ) -> None:
-        info = self._engine.topics().get(topic)
-        if info is None:
-            raise TopicNotFound(f"topic not found: {topic}")
+        info = self._engine.topic(topic)
         logged = info.config.durability.mode == "fsync"
         if not logged and request.resent and known.sequences.may_be_forgotten(request.sequence):
             raise OutcomeUnknown(

@@ -19,7 +19,7 @@ from penstock.broker.limits import BrokerLimits
 from penstock.broker.records.faults import Faults
 from penstock.broker.records.keys import Partitions, follow_keys, take_turns
 from penstock.broker.records.spreading import ALL_ROWS, Lane, OnPlaced, Placement, Run, Scattered
-from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, RecordTooLarge, TopicNotFound
+from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, RecordTooLarge
 from penstock.log.api import Appended, Batch, Engine, TopicInfo
 
 ANY_PARTITION: Final = -1
@@ -115,10 +115,7 @@ class Producer:
 
     def one_partition(self, topic: str, key: bytes | None) -> int:
         """Where records that must stay together go: to the partition of their key, or to the next one in turn. Raises TopicNotFound."""
-        info = self._engine.topics().get(topic)
-        if info is None:
-            raise TopicNotFound(f"topic not found: {topic}")
-        count = info.config.partitions
+        count = self._engine.topic(topic).config.partitions
         if count == 1:
             return 0
         chosen, turn = _choose(None if key is None else [key], 1, self._turns.get(topic, 0), count)
@@ -130,9 +127,7 @@ class Producer:
 
     def _check_columns(self, topic: str, partition: int | Sequence[int], batch: Batch) -> TopicInfo:
         """Return the topic. Raises what concerns all rows: there is no such topic, no row, or a column of another length."""
-        info = self._engine.topics().get(topic)
-        if info is None:
-            raise TopicNotFound(f"topic not found: {topic}")
+        info = self._engine.topic(topic)
         count = len(batch.values)
         for column in (batch.keys, batch.headers, batch.expiries):
             if column is not None and len(column) != count:

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from penstock.background import Background
+from penstock.background import Background, Tasks
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     DataDirectoryInUse,
@@ -116,7 +116,7 @@ class EmbeddedEngine(Engine):
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._changing = asyncio.Lock()
-        self._changes: set[asyncio.Task[Any]] = set()
+        self._changes = Tasks()
         """Topics being created, changed and deleted, which continues when nobody waits for it any more."""
         self._unsaved_epochs: list[str] = []
         """Topics that began an epoch with this start which could not be saved."""
@@ -409,10 +409,7 @@ class EmbeddedEngine(Engine):
 
     async def _to_its_end(self, change: Coroutine[Any, Any, _T]) -> _T:
         """Await a change that must not be left half done when whoever awaits it is cancelled."""
-        task = asyncio.create_task(change)
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        return await shield(task)
+        return await shield(self._changes.run(change))
 
     def _check_open(self) -> None:
         if self._closing:

@@ -143,12 +143,13 @@ class Maintenance:
             if (
                 blocks > 1
                 and segment.end / blocks < self._options.merge_block_bytes
-                and segment not in partition.merged
+                and not segment.is_rewritten
+                and segment not in partition.damaged
             ):
                 try:
                     await self._rewrite(partition, [segment], None)
                 except CorruptBlock as error:
-                    partition.merged.add(segment)
+                    partition.damaged.add(segment)
                     _log.error("segment_damaged", error=str(error))
 
     async def _expire(self, partition: EmbeddedPartition) -> None:
@@ -202,7 +203,6 @@ class Maintenance:
             lambda: self._rewriter.replace(old, compress=compress, keep=keep),
         )
         partition.replace_segments(old, [new])
-        partition.merged.add(new)
         empty = list(takewhile(lambda segment: not segment.end, partition.segments[:-1]))
         if not partition.retained:
             # An empty one says which offsets are gone on purpose; at the start of the log nobody needs to know.

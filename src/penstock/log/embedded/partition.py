@@ -105,8 +105,8 @@ class EmbeddedPartition(Partition):
         """Offsets below were looked at by a compaction in this run."""
         self.end_at_last_pass = -1
         """Where it ended when maintenance last looked."""
-        self.merged: weakref.WeakSet[Segment] = weakref.WeakSet()
-        """Segments a rewrite made in this run (they are as good as it gets, however small their blocks) or found damaged."""
+        self.damaged: weakref.WeakSet[Segment] = weakref.WeakSet()
+        """Segments that could not be merged because they are damaged, which is told once."""
         self.replacing = asyncio.Lock()
         """Held by whoever removes or replaces segment files: one that is rewritten must not be deleted meanwhile."""
         self._committer = committer

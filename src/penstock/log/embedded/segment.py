@@ -110,6 +110,11 @@ class Segment:
     def index_path(self) -> Path:
         return self.path.with_suffix(INDEX_SUFFIX)
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether a rewrite made it, in this run or before: its blocks are as large as they get, however small that is."""
+        return offset_range(self.path)[1] is not None
+
     def open(self) -> ReadFile:
         """Return the file, which stays open for as long as the caller holds it."""
         return self._disk.read_files.open(self)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from penstock.background import Tasks
 from penstock.errors import ConfigError, CorruptBlock, Unreachable
 from penstock.futures import shield
 from penstock.log.kafka.faults import Code, KafkaFault, Unanswered
@@ -115,7 +116,7 @@ class KafkaClient:
         self._settings = settings
         self._client: Any = None
         self._coordinators: dict[str, int] = {}
-        self._connections: set[asyncio.Task[Any]] = set()
+        self._connections = Tasks()
         """Those that are being made."""
 
     # -- connections -------------------------------------------------------------------------------------------------------
@@ -200,10 +201,7 @@ class KafkaClient:
 
     async def _connect(self, client: Any, node: int, purpose: int) -> None:
         """Make a connection, to the end even if the caller is cancelled."""
-        task = asyncio.get_running_loop().create_task(client.ready(node, group=purpose))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-        await shield(task)
+        await shield(self._connections.run(client.ready(node, group=purpose)))
 
     # -- metadata ----------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from penstock.background import Tasks
 from penstock.errors import PenstockError
 from penstock.log.kafka.client import KafkaClient, Purpose
 from penstock.log.kafka.faults import KafkaFault, Unanswered
@@ -41,7 +42,7 @@ class Follower:
         self._loop = asyncio.get_running_loop()
         self._followed: dict[KafkaPartition, None] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._catching_up: set[asyncio.Task[None]] = set()
+        self._catching_up = Tasks()
         self._stopped = False
         self._turn = 0
 
@@ -61,9 +62,7 @@ class Follower:
 
     def catch_up_soon(self, partition: KafkaPartition) -> None:
         """Ask for the end of a partition that was not followed, without waiting for it."""
-        task = self._loop.create_task(self._catch_up(partition))
-        self._catching_up.add(task)
-        task.add_done_callback(self._catching_up.discard)
+        _ = self._catching_up.run(self._catch_up(partition))
 
     async def _catch_up(self, partition: KafkaPartition) -> None:
         try:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from penstock.background import Tasks
 from penstock.errors import InvalidRequest, OutcomeUnknown, PenstockError, Unreachable
 from penstock.log.api import Appended, Batch, Partition
 from penstock.log.kafka.appends import Atomic, Pending, Share, Stored, Transaction
@@ -65,7 +66,7 @@ class Transactions:
         self._lock = lock
         self._writers = [_Writer(f"{prefix}penstock.txn.{number}") for number in range(POOL_SIZE)]
         self._free: asyncio.LifoQueue[_Writer] = asyncio.LifoQueue()
-        self._endings: set[asyncio.Task[bool]] = set()
+        self._endings = Tasks()
 
     async def start(self) -> None:
         """Take every id, which aborts what a node before this one left open."""
@@ -118,9 +119,7 @@ class Transactions:
                         raise refusal_of(fault, transaction.shares[0].partition) from fault
                     await self._lock.check()
                     continue
-                ending = asyncio.get_running_loop().create_task(self._end(writer, transaction))
-                self._endings.add(ending)
-                ending.add_done_callback(self._endings.discard)
+                ending = self._endings.run(self._end(writer, transaction))
                 remaining = max(0.0, deadline - asyncio.get_running_loop().time())
                 await asyncio.wait([ending], timeout=remaining)
                 if not ending.done():

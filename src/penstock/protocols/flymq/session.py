@@ -353,7 +353,7 @@ class FlyMQSession(Conversation[Request]):
             self._answer_later(call, slot, answer, partial(self._encode_awaited, type(_operation(body))))
 
     def _encode_awaited(self, kind: type[Operation[Any]], reply: Any) -> bytes:
-        """Encode a reply that was waited for, as that to a login is: the bounds that hold before one are lifted."""
+        """Encode a reply that was awaited. If it answers a login, the limits on requests before a login no longer apply."""
         if self._login_pending and self._principal.name:
             self._login_pending = False
             self._decoder.authenticated()

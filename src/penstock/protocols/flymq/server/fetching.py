@@ -411,7 +411,7 @@ def _gather(gathering: Gathering[P], blocks: list[Block]) -> None:
 
 def _raw_cells(column: BinaryColumn, start: int, stop: int) -> RawCells:
     cuts = column.offsets[start : stop + 1].astype(np.int64)
-    lengths = cuts[1:] - cuts[:-1]  # `np.diff` takes as long as ten such differences of a small reply
+    lengths = cuts[1:] - cuts[:-1]  # for a few records, `np.diff` takes four times as long
     if column.valid is not None:
         lengths[~column.valid[start:stop]] = -1
     return RawCells(lengths, column.data[cuts[0] : cuts[-1]])
