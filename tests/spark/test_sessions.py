@@ -12,7 +12,7 @@ import pytest
 
 import penstock.spark
 from penstock.errors import ConfigError, InvalidRequest, JavaMissing
-from penstock.spark.session_options import session_defaults
+from penstock.spark.session_options import session_defaults, with_session_defaults
 from penstock.spark.sessions import (
     JAVA_OPTIONS,
     ON_THIS_MACHINE,
@@ -176,8 +176,39 @@ def test_a_password_stays_in_the_process_that_registers_the_source(monkeypatch: 
         assert "s3cret" not in conf["spark.penstock.password"]
     assert session_defaults(session) == {"penstock.user": "ann", "penstock.password": "s3cret"}
     monkeypatch.setattr("penstock.spark.session_options._held", {})
-    with pytest.raises(InvalidRequest, match=r"was set in another process, .* set the option penstock\.password"):
+    with pytest.raises(InvalidRequest, match=r"was set by another process, .* or the option penstock\.password"):
         session_defaults(session)
+    own = {"Penstock.Password": "other"}
+    assert with_session_defaults(session, own) == {"penstock.user": "ann", **own}, "as the message says"
+
+
+def test_a_password_is_not_on_the_command_line_of_java_and_no_setting_that_differs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Settings of a new session are arguments of its virtual machine, which everybody can read."""
+    from pyspark.sql import SparkSession
+
+    builder, session = MagicMock(), MagicMock()
+    builder.config.return_value.getOrCreate.return_value = session
+    monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: None)
+    monkeypatch.setattr(SparkSession, "builder", builder)
+    config = {"spark.penstock.user": "ann", "spark.penstock.password": "s3cret"}
+    conf: dict[str, Any] = {}
+
+    def take_settings(**given: Any) -> Any:
+        conf.update(given["map"])
+        return builder.config.return_value
+
+    builder.config.side_effect = take_settings
+    session.conf.get.side_effect = conf.get
+    build_session("app", "local[2]", config, environment={"PYSPARK_GATEWAY_PORT": "1"})
+    assert "s3cret" not in str(builder.config.call_args)
+    assert session.dataSource.register.call_args.args[0]({}).options["penstock.password"] == "s3cret"
+    monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: session)
+    build_session("app", "local[2]", config)
+    assert caplog.messages == []
+    build_session("app", "local[2]", {**config, "spark.penstock.password": "other"})
+    assert "without these settings: spark.penstock.password;" in caplog.text
 
 
 @pytest.mark.parametrize(

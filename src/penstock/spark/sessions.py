@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.errors import ConfigError
 from penstock.spark.homes import HOME, home_without_zip
 from penstock.spark.java import find_java, java_version
-from penstock.spark.session_options import hold_password, session_defaults
+from penstock.spark.session_options import hold_password, session_defaults, without_password
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,6 +101,7 @@ def build_session(
     """See `penstock.spark.session`."""
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         raise ConfigError('Spark is not installed: run pip install "penstock[spark]"')
+    config = without_password(config or {})
     remote = remote_server(master, config, environment)
     if remote is not None:
         return _connected(settings(app_name, None, config, remote=remote))
