@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +12,11 @@ import pytest
 
 import penstock.spark
 from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark.java import java_version
+from penstock.spark.sessions import VFORK, VFORK_JAVA_MAX
 from penstock.testing import BrokerProcess, RunningBroker
 from tests.crash.standalone_cluster import wait_for
+from tests.spark.jvm import FAST_SETTINGS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +48,16 @@ def test_executors_have_the_compiled_modules_of_the_driver(spark: SparkSession) 
     """And not those of a zip, which each of them would compile."""
     found = spark.range(1).mapInArrow(_package, "file string").collect()
     assert {row.file for row in found} == {pyspark.__file__}
+
+
+def test_the_virtual_machine_forks_cheaply_and_has_the_options_of_the_user(spark: SparkSession) -> None:
+    assert spark.sparkContext._jvm is not None
+    machine = spark.sparkContext._jvm.java.lang
+    found = list(machine.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
+    version = java_version(Path(os.environ["JAVA_HOME"]))
+    assert version is not None
+    assert (VFORK in found) is (version <= VFORK_JAVA_MAX)
+    assert set(FAST_SETTINGS["spark.driver.extraJavaOptions"].split()) <= set(found)
 
 
 def test_the_state_of_streams_is_kept_in_rocksdb(spark: SparkSession) -> None:

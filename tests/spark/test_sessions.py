@@ -12,7 +12,7 @@ import pytest
 
 import penstock.spark
 from penstock.errors import ConfigError, InvalidRequest, JavaMissing
-from penstock.spark.session_options import session_defaults
+from penstock.spark.session_options import session_defaults, with_session_defaults
 from penstock.spark.sessions import (
     JAVA_OPTIONS,
     ON_THIS_MACHINE,
@@ -104,10 +104,10 @@ def test_the_interpreter_is_that_of_the_setting_else_of_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("master", "version", "given", "options"),
+    ("master", "version", "before", "options"),
     [
         ("local[2]", 17, None, VFORK),
-        ("local[2]", 21, "-Xss4m", f"-Xss4m {VFORK}"),
+        ("local[2]", 21, "-Xss4m", f"{VFORK} -Xss4m"),
         ("local[2]", 25, "-Xss4m", "-Xss4m"),
         ("spark://head:7077", 17, None, None),
     ],
@@ -115,7 +115,7 @@ def test_the_interpreter_is_that_of_the_setting_else_of_the_environment(
 def test_a_virtual_machine_here_forks_cheaply_if_it_is_one_that_can(
     master: str,
     version: int,
-    given: str | None,
+    before: str | None,
     options: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -123,13 +123,23 @@ def test_a_virtual_machine_here_forks_cheaply_if_it_is_one_that_can(
     from pyspark.sql import SparkSession
 
     builder = builder_of_sessions()
+    seen: list[str | None] = []
+    environment = {"SPARK_HOME": str(tmp_path)} | ({} if before is None else {JAVA_OPTIONS: before})
+    made = builder.config.return_value.getOrCreate.return_value
+
+    def start_java() -> Any:
+        seen.append(environment.get(JAVA_OPTIONS))
+        return made
+
+    builder.config.return_value.getOrCreate.side_effect = start_java
     monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: None)
     monkeypatch.setattr("penstock.spark.sessions.find_java", lambda environment: tmp_path)
     monkeypatch.setattr("penstock.spark.sessions.java_version", lambda home: version)
     monkeypatch.setattr(SparkSession, "builder", builder)
-    config = {} if given is None else {JAVA_OPTIONS: given}
-    build_session("app", master, config, environment={"SPARK_HOME": str(tmp_path)})
-    assert builder.config.call_args.kwargs["map"].get(JAVA_OPTIONS) == options
+    build_session("app", master, environment=environment)
+    assert seen == [options]
+    assert environment.get(JAVA_OPTIONS) == before, "what else this process starts has the options that it would have"
+    assert "spark.driver.extraJavaOptions" not in builder.config.call_args.kwargs["map"], "it is the user's"
 
 
 @pytest.mark.parametrize(("master", "times"), [("local[2]", 0), ("spark://head:7077", 1), ("yarn", 1)])
@@ -166,8 +176,39 @@ def test_a_password_stays_in_the_process_that_registers_the_source(monkeypatch: 
         assert "s3cret" not in conf["spark.penstock.password"]
     assert session_defaults(session) == {"penstock.user": "ann", "penstock.password": "s3cret"}
     monkeypatch.setattr("penstock.spark.session_options._held", {})
-    with pytest.raises(InvalidRequest, match=r"was set in another process, .* set the option penstock\.password"):
+    with pytest.raises(InvalidRequest, match=r"was set by another process, .* or the option penstock\.password"):
         session_defaults(session)
+    own = {"Penstock.Password": "other"}
+    assert with_session_defaults(session, own) == {"penstock.user": "ann", **own}, "as the message says"
+
+
+def test_a_password_is_not_on_the_command_line_of_java_and_no_setting_that_differs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Settings of a new session are arguments of its virtual machine, which everybody can read."""
+    from pyspark.sql import SparkSession
+
+    builder, session = MagicMock(), MagicMock()
+    builder.config.return_value.getOrCreate.return_value = session
+    monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: None)
+    monkeypatch.setattr(SparkSession, "builder", builder)
+    config = {"spark.penstock.user": "ann", "spark.penstock.password": "s3cret"}
+    conf: dict[str, Any] = {}
+
+    def take_settings(**given: Any) -> Any:
+        conf.update(given["map"])
+        return builder.config.return_value
+
+    builder.config.side_effect = take_settings
+    session.conf.get.side_effect = conf.get
+    build_session("app", "local[2]", config, environment={"PYSPARK_GATEWAY_PORT": "1"})
+    assert "s3cret" not in str(builder.config.call_args)
+    assert session.dataSource.register.call_args.args[0]({}).options["penstock.password"] == "s3cret"
+    monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: session)
+    build_session("app", "local[2]", config)
+    assert caplog.messages == []
+    build_session("app", "local[2]", {**config, "spark.penstock.password": "other"})
+    assert "without these settings: spark.penstock.password;" in caplog.text
 
 
 @pytest.mark.parametrize(

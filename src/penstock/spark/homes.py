@@ -8,12 +8,14 @@ package of the interpreter that those processes run, they find the same modules 
 from __future__ import annotations
 
 import atexit
+import fcntl
+import os
 import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -22,23 +24,12 @@ HOME: Final = "SPARK_HOME"
 _LINKED: Final = ("bin", "conf", "data", "jars", "sbin")
 
 
-@contextmanager
-def without_zip(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Let a virtual machine that is started now have such a home, if its Python processes can do without the zip.
-
-    The home goes with this process, as the virtual machine does.
-    """
-    if not _can_do_without(environment):
-        yield
-        return
-    home = tempfile.mkdtemp(prefix="penstock-spark-home-")
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    link_home(Path(home))
-    environment[HOME] = home
-    try:
-        yield
-    finally:
-        del environment[HOME]
+def home_without_zip(environment: Mapping[str, str]) -> Path | None:
+    """Return such a home for a virtual machine that is started now; None if its Python processes cannot do without the zip."""
+    interpreters = {environment.get(name, sys.executable) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
+    installed = _package().parent == Path(sysconfig.get_path("purelib")) and (_package() / "jars").is_dir()
+    suits = HOME not in environment and installed and interpreters == {sys.executable}
+    return _home_of(os.getpid()) if suits else None
 
 
 def link_home(home: Path) -> None:
@@ -48,10 +39,20 @@ def link_home(home: Path) -> None:
             (home / name).symlink_to(_package() / name)
 
 
-def _can_do_without(environment: Mapping[str, str]) -> bool:
-    interpreters = {environment.get(name, sys.executable) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
-    installed = _package().parent == Path(sysconfig.get_path("purelib")) and (_package() / "jars").is_dir()
-    return HOME not in environment and installed and interpreters == {sys.executable}
+@cache
+def _home_of(process_id: int) -> Path:
+    """Make the home of this process. Its virtual machine loads classes from it as long as it runs, and they end together."""
+    home = Path(tempfile.mkdtemp(prefix="penstock-spark-home-"))
+    atexit.register(_remove, home, process_id)
+    link_home(home)
+    # systemd-tmpfiles removes what has not been used for days, except directories that are locked.
+    fcntl.flock(os.open(home, os.O_RDONLY), fcntl.LOCK_SH)
+    return home
+
+
+def _remove(home: Path, process_id: int) -> None:
+    if os.getpid() == process_id:  # and not a process forked from it
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def _package() -> Path:

@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.pipelines.tables import delta as module
 from penstock.spark.pipelines.tables.data_files import write_data_files
 from penstock.spark.pipelines.tables.delta import LOG_CHECKPOINT_COMMITS, DeltaLakeTable
+from penstock.spark.pipelines.tables.delta_log import LOG
 from penstock.spark.pipelines.tables.delta_merge import merge_rows
 from penstock.spark.pipelines.tables.stores import LocalStore
 from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, VACUUM_KEEP_S_MIN
@@ -193,6 +194,43 @@ def test_the_log_is_checkpointed_every_hundred_commits(path: str) -> None:
     checkpoints = list(Path(path, "_delta_log").glob("*.checkpoint.parquet"))
     assert len(checkpoints) == 1
     assert DeltaTable(path).transaction_version("query-1") == LOG_CHECKPOINT_COMMITS
+
+
+def test_what_a_table_consists_of_is_durable_when_a_call_returns(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut that takes one commit or the newest checkpoint makes the table unreadable, whatever else is on disk."""
+    synced: set[str] = set()
+    fsync = os.fsync
+
+    def note_and_sync(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def missing() -> set[str]:
+        log = {each.name for each in Path(path, LOG).iterdir() if each.is_file()}
+        return {LOG, *log, *(Path(name).name for name in DeltaTable(path).file_uris())} - synced
+
+    def fail_once(*given: Any) -> None:
+        monkeypatch.setattr(module, "merge_rows", merge_rows)
+        raise CommitFailedError("another was first")
+
+    monkeypatch.setattr(os, "fsync", note_and_sync)
+    monkeypatch.setattr(module, "LOG_CHECKPOINT_COMMITS", 5)
+    table = claimed(path)
+    table.append(accounts((1, "a"), (2, "b"), (6, "f")), 0, small=True)
+    assert missing() == set()
+    wider = rows_of(**{"Account No": [3], "owner": ["c"], "key": [b"3"], "note": ["x"]})
+    table.append(wider, 1, small=True)
+    assert missing() == set(), "the column is a commit of its own"
+    widest = rows_of(**{"Account No": [4], "owner": ["d"], "key": [b"4"], "more": [1]})
+    table.merge(widest, keys(1), ["Account No"], 2)
+    assert missing() == set()
+    monkeypatch.setattr(module, "merge_rows", fail_once)
+    table.merge(accounts((7, "g")), keys(2), ["Account No"], 3)
+    assert missing() == set(), "rows were deleted by an attempt that failed later"
+    table.append(accounts((5, "e")), 4, small=True)
+    table.compact(MiB)
+    assert missing() == set()
+    assert "_last_checkpoint" in synced
 
 
 def test_compaction_runs_beside_a_writer(path: str) -> None:

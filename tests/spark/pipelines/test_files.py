@@ -32,6 +32,19 @@ def test_files_elsewhere_are_replaced_whole(spark: SparkSession, tmp_path: Path)
     check_files(HadoopFiles(spark), f"file://{tmp_path}", tmp_path)
 
 
+def test_files_of_a_file_system_that_filecontext_does_not_know_are_replaced_too(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = HadoopFiles(spark)
+    configuration = spark.sparkContext._jvm.org.apache.hadoop.conf.Configuration(files._configuration)  # type: ignore[union-attr]
+    configuration.unset("fs.AbstractFileSystem.file.impl")
+    monkeypatch.setattr(files, "_configuration", configuration)
+    for text in ("first", "second"):
+        files.write(f"file://{tmp_path}/below/note.json", text)
+        assert files.read(f"file://{tmp_path}/below/note.json") == text
+    assert files.names(f"file://{tmp_path}/below") == ["note.json"]
+
+
 def test_a_file_that_appears_when_it_is_closed_is_put_in_its_place(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

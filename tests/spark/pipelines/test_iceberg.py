@@ -68,6 +68,26 @@ def append(directory: Path, batch_id: int, rows: Any = None, query: str = "query
     table.append(ids_from(10 * batch_id) if rows is None else rows, batch_id, small=True)
 
 
+def test_what_the_catalog_names_is_durable_before_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog syncs what it commits: metadata that a power cut makes empty would be an unreadable table."""
+    synced: set[str] = set()
+    fsync = os.fsync
+
+    def note_and_sync(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note_and_sync)
+    append(tmp_path, 0)
+    append(tmp_path, 1, rows_of(id=pa.array([10], pa.int64()), note=["x"]))
+    for file_bytes in (1, MiB):
+        iceberg_table(tmp_path).compact(file_bytes)
+    below = Path(iceberg_table(tmp_path).path)
+    files = {each.name for each in below.rglob("*") if each.is_file()}
+    assert {Path(name).suffix for name in files} == {".json", ".avro", ".parquet"}
+    assert {"data", "metadata", *files} <= synced
+
+
 def interposed(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None], times: int = 1) -> None:
     """Let something happen between the comparison of the batch number and the commit."""
     left = [times]

@@ -118,26 +118,32 @@ class HadoopFiles:
         if system.hasPathCapability(at, _WHOLE_AT_CLOSE):
             _fill(system.create(at, True), content)
         else:
-            self._replace(at, content)
+            self._replace(at, system, content)
         # A rename that did not happen is no error to every file system.
         if self.read(path) != text:
             raise ConfigError(
                 f"{path} was not replaced: its file system does not support atomic replacement; use another"
             )
 
-    def _replace(self, at: Any, content: bytes) -> None:
+    def _replace(self, at: Any, system: Any, content: bytes) -> None:
         hadoop = self._jvm.org.apache.hadoop.fs
-        files = hadoop.FileContext.getFileContext(at.toUri(), self._configuration)
         # A name that Spark, which lists these directories too, takes for hidden.
         temporary = hadoop.Path(at.getParent(), f"_{at.getName()}.{uuid.uuid4().hex}.tmp")
-        rename = getattr(hadoop, "Options$Rename")
-        options = self._gateway.new_array(rename, 1)
-        options[0] = rename.OVERWRITE
         try:
-            _fill(files.create(temporary).create().recursive().build(), content)
-            files.rename(temporary, at, options)
+            if self._configuration.get(f"fs.AbstractFileSystem.{system.getUri().getScheme()}.impl") is None:
+                # FileContext, which alone can replace, does not know every file system (Google's, unless it is told).
+                _fill(system.create(temporary), content)
+                system.delete(at, False)
+                system.rename(temporary, at)
+            else:
+                files = hadoop.FileContext.getFileContext(at.toUri(), self._configuration)
+                _fill(files.create(temporary).create().recursive().build(), content)
+                rename = getattr(hadoop, "Options$Rename")
+                options = self._gateway.new_array(rename, 1)
+                options[0] = rename.OVERWRITE
+                files.rename(temporary, at, options)
         except BaseException:
-            files.delete(temporary, False)
+            system.delete(temporary, False)
             raise
 
     def remove(self, path: str) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 LOG_CHECKPOINT_COMMITS: Final = 100
+LAST_CHECKPOINT: Final = "_last_checkpoint"
+"""The file that names the newest checkpoint of the log."""
 DATE: Final = "date"
 """A column to partition by that is made of the timestamp."""
 
@@ -194,7 +196,9 @@ class DeltaLakeTable(Table):
         if len(merged.fields) == len(have.fields):
             return delta
         wanted = _deltalake().Schema.from_arrow(table_schema(rows))
+        first_version = delta.version() + 1
         delta.alter.add_columns([field for field in wanted.fields if field.name not in names])
+        self._sync_log(first_version)
         return self._opened()
 
     def last_batch(self, query: str) -> int | None:
@@ -233,6 +237,8 @@ class DeltaLakeTable(Table):
 
         changes = self._with_date(changes)
         found: pa.Table | None = None
+        before: set[str] = set()
+        first_version = 0
         problem: Exception | None = None
         for _ in range(COMMIT_ATTEMPTS_MAX):
             delta = self._found()
@@ -244,7 +250,8 @@ class DeltaLakeTable(Table):
                 return
             if found is None:
                 found = changes.toArrow().cast(table_schema(changes))
-            before = self._paths(delta)
+                # Of the first attempt: one that fails may have deleted rows, which is a commit with files.
+                before, first_version = self._paths(delta), delta.version()
             try:
                 delta = self._with_columns(delta, changes)
                 if len(deleted):
@@ -252,7 +259,6 @@ class DeltaLakeTable(Table):
                     delta = self._opened()
                     if self._has(delta, batch_id):
                         return
-                first_version = delta.version()
                 merge_rows(delta, found, key, self._query, batch_id)
             except CommitFailedError as error:
                 problem = error
@@ -319,12 +325,17 @@ class DeltaLakeTable(Table):
         return DeltaStore(self.path, self._options) if is_url(self.path) else LocalStore(self.path)
 
     def _sync_log(self, first_version: int) -> None:
-        """Make commits from a version on durable: the library leaves that to the operating system."""
+        """Make commits from a version on durable, and checkpoints of the log: the library leaves that to the operating system.
+
+        A checkpoint that a power cut leaves empty would make the table unreadable, although every commit is there.
+        """
         if is_url(self.path):
             return
         log = Path(self.path) / LOG
         for version in itertools.count(first_version):  # they are numbered without gaps
-            commit = log / f"{version:020d}.json"
+            commit, checkpoint = log / f"{version:020d}.json", log / f"{version:020d}.checkpoint.parquet"
+            if checkpoint.exists():
+                self._sync_files(str(each) for each in (checkpoint, log / LAST_CHECKPOINT) if each.exists())
             if commit.exists():
                 self._sync_files([str(commit)])
             elif version > first_version:  # the first may be one from before, and cleaned up

@@ -240,8 +240,11 @@ class IcebergTable(Table):
         return self._catalog
 
     def _sqlite(self) -> dict[str, str]:
+        from penstock.spark.pipelines.tables.iceberg_files import FILE_IO
+
         Path(self._directory).mkdir(parents=True, exist_ok=True)
         return {
+            "py-io-impl": FILE_IO,
             "type": "sql",
             "uri": f"sqlite:///{self._directory}/{CATALOG_FILE}?timeout={self._wait_s}",
             "warehouse": f"file://{self._directory}",
