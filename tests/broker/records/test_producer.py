@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,9 @@ from penstock.errors import (
 )
 from penstock.log.api import Appended, Engine, TopicConfig
 from penstock.testing.clock import ManualClock
+from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import appended, by_partition, produce, read_values
+from tests.broker.subscribing import a_broker
 from tests.engines import embedded
 
 
@@ -184,21 +187,26 @@ async def test_a_run_for_one_partition_hears_of_one_placement_although_it_waits_
     assert await read_values(broker.partition(ANONYMOUS, "t", 1)) == [b"1", b"4", b"x", b"y"]
 
 
-async def test_runs_that_gathered_for_a_topic_that_is_deleted_hear_of_it(broker: Broker) -> None:
-    refused = False
-    for _ in range(100):  # a commit may be quicker than the delete
+@pytest.mark.embedded
+async def test_runs_that_gathered_for_a_topic_that_is_deleted_hear_of_it(tmp_path: Path, clock: ManualClock) -> None:
+    disk = FaultyDisk()
+    async with a_broker(tmp_path / "d", clock, disk=disk) as broker:
         await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
-        waiting = [asyncio.ensure_future(produce(broker, "t", values_of(4))) for _ in range(3)]
-        await asyncio.sleep(0)
-        await broker.delete_topic(ANONYMOUS, "t")
-        for placements in await asyncio.gather(*waiting):
-            assert all(isinstance(placement.result, Appended | TopicNotFound) for placement in placements)
-        refused = isinstance((await waiting[-1])[0].result, TopicNotFound)
-        if refused:
-            break
-    assert refused
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
-    assert [placement.partition for placement in await produce(broker, "t", values_of(2))] == [0, 1]
+        with disk.fsync_held() as held:
+            first = asyncio.create_task(produce(broker, "t", values_of(4)))
+            await asyncio.to_thread(held.wait)
+            gathered = [asyncio.create_task(produce(broker, "t", values_of(4))) for _ in range(2)]
+            await asyncio.sleep(0)
+            deleting = asyncio.create_task(broker.delete_topic(ANONYMOUS, "t"))
+            while broker.has_topic("t"):
+                await asyncio.sleep(0)
+        await deleting
+        # What waits for the disk may be the first run, or what the broker has to note.
+        assert all(isinstance(placement.result, Appended | TopicNotFound) for placement in await first)
+        for run in gathered:
+            assert all(isinstance(placement.result, TopicNotFound) for placement in await run)
+        await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+        assert [placement.partition for placement in await produce(broker, "t", values_of(2))] == [0, 1]
 
 
 async def test_a_run_hears_its_answer_although_the_owner_of_another_fails_on_its_own(broker: Broker) -> None:
