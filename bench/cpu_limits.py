@@ -28,8 +28,8 @@ def limited_cpu(pids: Sequence[int], cores: float) -> Iterator[bool]:
 
 @contextmanager
 def _limit(pid: int, cores: float) -> Iterator[None]:
-    parent, limits = _parent_and_limits(cores)
-    group = parent / f"penstock-bench-{pid}"
+    own, limits = _group_and_limits(pid, cores)
+    group = own / f"penstock-bench-{pid}"
     group.mkdir()
     try:
         for name, value in limits.items():
@@ -38,15 +38,19 @@ def _limit(pid: int, cores: float) -> Iterator[None]:
         yield
     finally:
         for left in (group / "cgroup.procs").read_text().split():
-            (parent / "cgroup.procs").write_text(left)
+            (own / "cgroup.procs").write_text(left)
         group.rmdir()
 
 
-def _parent_and_limits(cores: float) -> tuple[Path, dict[str, str]]:
-    """Of version 1 or 2 of control groups, whichever has processor time. Raises OSError if neither has."""
+def _group_and_limits(pid: int, cores: float) -> tuple[Path, dict[str, str]]:
+    """Return the group that a process is in, of version 1 or 2, whichever has processor time. Raises OSError if neither has."""
     quota_us = str(round(cores * _PERIOD_US))
-    if (own := _CONTROL_GROUPS / "cpu").is_dir():
-        return own, {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota_us}
-    if "cpu" in (_CONTROL_GROUPS / "cgroup.subtree_control").read_text().split():
-        return _CONTROL_GROUPS, {"cpu.max": f"{quota_us} {_PERIOD_US}"}
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(","):
+            limits = {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota_us}
+            return _CONTROL_GROUPS / "cpu" / path.lstrip("/"), limits
+        own = _CONTROL_GROUPS / path.lstrip("/")
+        if not controllers and "cpu" in (own / "cgroup.subtree_control").read_text().split():
+            return own, {"cpu.max": f"{quota_us} {_PERIOD_US}"}
     raise OSError(errno.ENOTSUP, "no control groups for processor time")

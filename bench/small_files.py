@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from bench.dialects import RecordLost
+from bench.driver_rows import Rows
 from penstock.spark.pipelines.files import LocalFiles
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.opening import open_table
@@ -47,20 +48,6 @@ class SmallFilesResult(msgspec.Struct, frozen=True, kw_only=True):
     last_ms: list[float]
     """Of the first and the last commits, each."""
     read_ms: list[float]
-
-
-class Rows:
-    """As much of a DataFrame as a table needs of a batch that the driver writes."""
-
-    def __init__(self, columns: pa.Table) -> None:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        self._columns = columns
-        self.columns = columns.schema.names
-        self.schema = from_arrow_schema(columns.schema, prefer_timestamp_ntz=False)
-
-    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        return self._columns
 
 
 def run(job: SmallFilesJob) -> SmallFilesResult:

@@ -8,7 +8,6 @@ the time of a trigger that takes one record: a partition of a few dozen records 
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 import sys
 import time
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-import penstock.spark
 from bench.dialects import RecordLost
 from bench.rounds import interleave
+from bench.spark_session import answer_in_session
 from bench.spark_sides import (
     PARTITIONS,
     Kafka,
@@ -165,22 +164,13 @@ def _into_nothing(rows: DataFrame) -> None:
 
 def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=SparkJob)
-    # The virtual machine writes where this process does: what it says goes with the errors, so that the result stands alone.
-    output = os.dup(1)
-    os.dup2(2, 1)
     settings = {
         "spark.jars": ",".join(job.jars),
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.local.dir": job.directory,
         "spark.sql.streaming.numRecentProgressUpdates": str(job.batches + BATCHES_LEFT_OUT + 10),
     }
-    spark = penstock.spark.session("bench", config=settings)
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
-        result = Rounds(spark, job).run()
-    finally:
-        spark.stop()
-    os.write(output, msgspec.json.encode(result))
+    answer_in_session(settings, lambda spark: Rounds(spark, job).run())
 
 
 if __name__ == "__main__":

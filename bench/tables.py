@@ -8,7 +8,6 @@ by a reader that is not Spark.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pyarrow.dataset as ds
 
-import penstock.spark
 from bench.dialects import RecordLost
 from bench.rounds import interleave
+from bench.spark_session import answer_in_session
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.opening import open_table
 
@@ -129,17 +128,8 @@ class Rounds:
 
 def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=TablesJob)
-    # The virtual machine writes where this process does: what it says goes with the errors, so that the result stands alone.
-    output = os.dup(1)
-    os.dup2(2, 1)
     settings = {"spark.driver.memory": DRIVER_MEMORY, "spark.local.dir": job.directory}
-    spark = penstock.spark.session("bench", config=settings)
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
-        result = Rounds(spark, job).run()
-    finally:
-        spark.stop()
-    os.write(output, msgspec.json.encode(result))
+    answer_in_session(settings, lambda spark: Rounds(spark, job).run())
 
 
 if __name__ == "__main__":

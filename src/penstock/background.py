@@ -7,7 +7,7 @@ last run failed, and the broker is not ready while there are any.
 An operation that changes several things in turn must not stop in the middle because its caller was cancelled. `run_to_completion` runs
 it in a task of its own: cancelling the caller ends the wait, not the operation.
 
-`Tasks` keeps tasks until they end, for whoever has to wait for them at last or must not lose them to a garbage collection.
+`Tasks` holds references to tasks until they end, so that they are not garbage-collected, and can wait for all of them.
 """
 
 from __future__ import annotations

@@ -6,19 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-
-class Rows:
-    """As much of a DataFrame as writing a small batch needs."""
-
-    def __init__(self, columns: pa.Table) -> None:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        self._columns = columns
-        self.columns = columns.schema.names
-        self.schema = from_arrow_schema(columns.schema, prefer_timestamp_ntz=False)
-
-    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        return self._columns
+from bench.driver_rows import Rows
 
 
 def rows_of(**columns: Any) -> Any:

@@ -106,7 +106,7 @@ class EmbeddedPartition(Partition):
         self.end_at_last_pass = -1
         """Where it ended when maintenance last looked."""
         self.damaged: weakref.WeakSet[Segment] = weakref.WeakSet()
-        """Segments that could not be merged because they are damaged, which is told once."""
+        """Segments that were not merged because they are damaged. Each is logged once."""
         self.replacing = asyncio.Lock()
         """Held by whoever removes or replaces segment files: one that is rewritten must not be deleted meanwhile."""
         self._committer = committer

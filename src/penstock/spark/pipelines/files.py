@@ -131,7 +131,7 @@ class HadoopFiles:
         temporary = hadoop.Path(at.getParent(), f"_{at.getName()}.{uuid.uuid4().hex}.tmp")
         try:
             if self._configuration.get(f"fs.AbstractFileSystem.{system.getUri().getScheme()}.impl") is None:
-                # FileContext, which alone can replace, does not know every file system (Google's, unless it is told).
+                # Only FileContext renames with overwrite, and it has no implementation for this scheme (gs:// has none by default).
                 _fill(system.create(temporary), content)
                 system.delete(at, False)
                 system.rename(temporary, at)
