@@ -67,6 +67,7 @@ class DeltaLakeTable(Table):
                 if delta is not None and not self._has(delta, batch_id):
                     delta = self._with_columns(delta, rows)
                 if delta is not None and self._has(delta, batch_id):
+                    self._sync_found(delta)
                     return
                 if files is None:
                     files = write_data_files(rows, self._store, small=small, partition_by=self._partition_by)
@@ -247,6 +248,7 @@ class DeltaLakeTable(Table):
                 return
             self._check_partitioning(delta)
             if self._has(delta, batch_id):
+                self._sync_found(delta)
                 return
             if found is None:
                 found = changes.toArrow().cast(table_schema(changes))
@@ -258,6 +260,7 @@ class DeltaLakeTable(Table):
                     delete_rows(delta, deleted)
                     delta = self._opened()
                     if self._has(delta, batch_id):
+                        self._sync_found(delta)
                         return
                 merge_rows(delta, found, key, self._query, batch_id)
             except CommitFailedError as error:
@@ -341,6 +344,13 @@ class DeltaLakeTable(Table):
             elif version > first_version:  # the first may be one from before, and cleaned up
                 break
         sync_directory(log)
+
+    def _sync_found(self, delta: Any) -> None:
+        """Make a batch durable that is committed already: whoever did that may have been killed before it was."""
+        if is_url(self.path):
+            return
+        self._sync_files(self._paths(delta))
+        self._sync_log(min(int(commit.stem) for commit in (Path(self.path) / LOG).glob("*.json")))
 
     def _paths(self, delta: Any) -> set[str]:
         return {f"{self.path}/{unquote(name)}" for name in _files(delta)["path"].to_pylist()}
