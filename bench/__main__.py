@@ -33,6 +33,7 @@ def main() -> None:
             rounds=arguments.rounds or (3 if arguments.quick else 5),
             seconds=arguments.seconds or (0.5 if arguments.quick else 2.0),
             quick=arguments.quick,
+            large=arguments.large,
             say=lambda text: console.print(f"[dim]{text}[/dim]", highlight=False),
         )
         if arguments.against:
@@ -53,6 +54,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"what to measure: {', '.join(CASES)}; all by default")
     parser.add_argument("--quick", action="store_true", help="less of everything: to see that it works, not how fast")
+    parser.add_argument("--large", action="store_true", help="extend the case growth to a log of 50 GB")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each side (default 5)")
     parser.add_argument("--seconds", type=float, metavar="S", help="length of a round (default 2)")
     parser.add_argument(

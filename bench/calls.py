@@ -21,7 +21,7 @@ import penstock
 from penstock.clock import SystemClock
 from penstock.testing import RunningBroker
 
-ROUNDS: Final = 7
+ROUNDS: Final = 15
 QUIET_S: Final = 0.15
 """After the reply: acknowledgements of QUIC and timers belong to the request, too."""
 PACKAGE: Final = "/penstock/"

@@ -80,6 +80,7 @@ class FlyMQProduce(Dialect):
         partitions: Sequence[int] = (-1,),
         run_length: int = 1,
         value: bytes | None = None,
+        held_before: int = 0,
     ) -> None:
         turns = [partition for partition in partitions for _ in range(run_length)]
         count = STREAM_REQUESTS // len(turns) * len(turns) or len(turns)
@@ -92,6 +93,7 @@ class FlyMQProduce(Dialect):
         length = 2 + len(name) + RECORD_METADATA.size
         head = HEADER.pack(MAGIC, VERSION, Produce.opcode, FLAG_BINARY, length) + len(name).to_bytes(2, "big") + name
         self.units_per_reply = HEADER_BYTES + length
+        self._held_before = held_before
         self._head = np.frombuffer(head, np.uint8)
         self._reply = np.dtype(
             [
@@ -113,15 +115,18 @@ class FlyMQProduce(Dialect):
         found = np.concatenate(rows)
         if len(found) != replies:
             raise RecordLost(f"{replies} replies were counted, {len(found)} came")
-        return _ends(found["partition"].astype(np.int64), found["offset"].astype(np.int64), whole=whole)
+        partitions, offsets = found["partition"].astype(np.int64), found["offset"].astype(np.int64)
+        return _ends(partitions, offsets, whole=whole, first=self._held_before)
 
 
-def _ends(partitions: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], *, whole: bool) -> dict[int, int]:
-    """By partition, the offset after the last acknowledged one; of a whole run, the offsets must be 0, 1, 2 ... each once."""
+def _ends(
+    partitions: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], *, whole: bool, first: int = 0
+) -> dict[int, int]:
+    """By partition, the offset after the last acknowledged one; of a whole run, all from the first on must be there, each once."""
     ends: dict[int, int] = {}
     for partition in np.unique(partitions).tolist():
         own = np.sort(offsets[partitions == partition])
-        if whole and not (own == np.arange(len(own))).all():
+        if whole and not (own == np.arange(first, first + len(own))).all():
             raise RecordLost(f"the offsets acknowledged for partition {partition} have a gap or a repetition")
         ends[partition] = int(own[-1]) + 1
     return ends

@@ -20,6 +20,7 @@ import msgspec
 import uvloop
 
 from bench.dialects import RecordLost
+from bench.load import cpu_seconds
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
 from penstock.protocols.felix.codec import binary
 from penstock.protocols.felix.codec.frames import Frame, FrameDecoder, decode_reply, encode_frame, encode_message
@@ -70,6 +71,18 @@ class FelixResult(msgspec.Struct, frozen=True, kw_only=True):
     """Processor time in between."""
     server_cpu_s: float = 0.0
     """That of the broker."""
+
+    @property
+    def rate(self) -> float:
+        return self.count / (self.ended - self.started)
+
+    @property
+    def load_cpu(self) -> float:
+        return self.cpu_s / (self.ended - self.started)
+
+    @property
+    def server_cpu(self) -> float:
+        return self.server_cpu_s / (self.ended - self.started)
 
 
 class _Conversation(ABC):
@@ -255,10 +268,11 @@ async def _read(job: FelixJob) -> FelixResult:
 async def _cache(job: FelixJob) -> FelixResult:
     cache = _Cache(job)
     await cache.open(await _connect(job))
-    cpu, started = time.process_time(), time.perf_counter()
+    server_cpu, cpu, started = cpu_seconds(job.server_pid), time.process_time(), time.perf_counter()
     cache.begin(job.in_flight)
     await cache.over
-    return FelixResult(count=cache.count, started=started, ended=cache.ended, cpu_s=time.process_time() - cpu)
+    cpu, server_cpu = time.process_time() - cpu, cpu_seconds(job.server_pid) - server_cpu
+    return FelixResult(count=cache.count, started=started, ended=cache.ended, cpu_s=cpu, server_cpu_s=server_cpu)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from bench.dialects import Dialect, FlyMQProduce, NatsPublish, RedisXadd, RustLogBatches
+from bench.rounds import Measured
 
 RECEIVE_BYTES = 1 << 20
 SILENCE_S_MAX = 60.0
@@ -41,6 +42,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     records: int | None = None
     partitions: tuple[int, ...] = (-1,)
     run_length: int = 1
+    held_before: int = 0
+    """Records that the topic holds already, if it has one partition."""
     batch_records: int = 1
     """Records of a request, where the protocol has batches."""
     value: bytes | None = None
@@ -194,6 +197,21 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+class Meter:
+    """Measures from when it is made: time, and processor time of a server and of this process."""
+
+    def __init__(self, server_pid: int) -> None:
+        self._pid = server_pid
+        self._server_before, self._own_before = cpu_seconds(server_pid), time.process_time()
+        self._started = time.perf_counter()
+
+    def measured(self, count: int) -> Measured:
+        """What so many records took until now."""
+        seconds = time.perf_counter() - self._started
+        own, server = time.process_time() - self._own_before, cpu_seconds(self._pid) - self._server_before
+        return Measured(count / seconds, server / seconds, own / seconds)
+
+
 def run(job: Job) -> LoadResult:
     dialect: Dialect
     if job.side == "redis":
@@ -203,7 +221,9 @@ def run(job: Job) -> LoadResult:
     elif job.side == "rustlog":
         dialect = RustLogBatches(job.name, job.payload_bytes, job.in_flight, job.batch_records)
     else:
-        dialect = FlyMQProduce(job.name, job.payload_bytes, job.in_flight, job.partitions, job.run_length, job.value)
+        dialect = FlyMQProduce(
+            job.name, job.payload_bytes, job.in_flight, job.partitions, job.run_length, job.value, job.held_before
+        )
     load = Load(dialect, job)
     gc.disable()
     if job.warm_up_s:

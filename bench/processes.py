@@ -38,6 +38,7 @@ class Broker:
     def __init__(self, data_dir: Path, *flags: str, config: str = "") -> None:
         """`config` is TOML that is added to the file: other listeners, say."""
         # With a file, only the listeners that it names are on.
+        self.data_dir = data_dir
         file = data_dir.with_suffix(".toml")
         file.write_text(f'{config}\n\n[listeners.flymq]\nbind = "{HOST}:0"\n\n[admin]\nbind = "{HOST}:0"\n')
         self._flags = ("--config", str(file), "--data-dir", str(data_dir), *flags)
@@ -81,10 +82,10 @@ class Broker:
         return FlyMQClient(f"flymq://{who}{HOST}:{self.port}")
 
     def metrics(self) -> dict[str, float]:
-        """The figures without labels, by name."""
+        """The figures by name, with labels as they are written."""
         with urllib.request.urlopen(f"http://{HOST}:{self.ports['admin']}/metrics") as reply:
             lines = reply.read().decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if line[:1] not in {"#", ""} and "{" not in line)
+        pairs = (line.rsplit(" ", 1) for line in lines if line[:1] not in {"#", ""})
         return {name: float(value) for name, value in pairs}
 
     def resident_bytes(self) -> int:

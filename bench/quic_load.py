@@ -25,7 +25,8 @@ class QuicJob(msgspec.Struct):
 
 
 class QuicResult(msgspec.Struct):
-    megabytes_per_s: float
+    rate: float
+    """Megabytes a second."""
     server_cpu: float
     load_cpu: float
 

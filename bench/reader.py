@@ -47,6 +47,10 @@ class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
     load_cpu: float
     server_cpu: float
 
+    @property
+    def rate(self) -> float:
+        return self.records / self.seconds
+
 
 class RawReader:
     def __init__(self, job: ReadJob) -> None:

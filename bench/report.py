@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from bench.rounds import Row, amount
 
-COLUMNS = ("case", "setting", "Penstock", "against", "ratio", "aim", "note")
+COLUMNS = ("case", "setting", "Penstock", "against", "ratio", "aim", "CPU each", "note")
 
 
 def show(console: Console, machine: Mapping[str, str], rows: Sequence[Row]) -> None:
@@ -20,11 +21,11 @@ def show(console: Console, machine: Mapping[str, str], rows: Sequence[Row]) -> N
         console.print(f"[dim]{name}:[/dim] {fact}", highlight=False)
     table = Table(*COLUMNS, show_lines=True)
     for row in rows:
-        case, setting, value, against, ratio, aim, note = _cells(row)
+        case, setting, value, against, ratio, aim, cpu, note = _cells(row)
         if row.met is not None:
             ratio_or_value = "green" if row.met else "red"
             aim = f"[{ratio_or_value}]{aim}[/{ratio_or_value}]"
-        table.add_row(case, setting, value, against, ratio, aim, note)
+        table.add_row(case, setting, value, against, ratio, aim, cpu, note)
     console.print(table)
 
 
@@ -49,4 +50,12 @@ def _cells(row: Row) -> tuple[str, ...]:
     value = f"{amount(row.value)} {row.unit}"
     if low != high:
         value += f" ({amount(low)} to {amount(high)})"
-    return (row.case, row.setting, value, against, ratio, aim, row.note)
+    return (row.case, row.setting, value, against, ratio, aim, _cpu(row), row.note)
+
+
+def _cpu(row: Row) -> str:
+    """The server's processor time for one record, in brackets that of the other side."""
+    ours, theirs = (
+        f"{amount(statistics.median(side))} us" if side else "" for side in (row.cpu_us, row.against_cpu_us)
+    )
+    return f"{ours} ({theirs})" if theirs else ours

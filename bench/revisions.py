@@ -38,7 +38,20 @@ def compare(plan: Plan, revision: str, cases: Sequence[str]) -> list[Row]:
         if before is not None:
             figures = [[row.value for row in side] for side in (ours, before)]
             note = _control(ours, before)
-            rows.append(compared(case, setting, ours[0].unit, figures[0], name, figures[1], note=note))
+            cpu_us, cpu_us_before = ([each for row in side for each in row.cpu_us] for side in (ours, before))
+            rows.append(
+                compared(
+                    case,
+                    setting,
+                    ours[0].unit,
+                    figures[0],
+                    name,
+                    figures[1],
+                    note=note,
+                    cpu_us=cpu_us,
+                    against_cpu_us=cpu_us_before,
+                )
+            )
     return rows
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import shutil
-import statistics
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.dialects import RecordLost
 from bench.load import Job, LoadResult
 from bench.processes import HOST, Broker, Redis, check_held, run_load
-from bench.rounds import LOAD_CPU_BOUND, Plan
+from bench.rounds import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +92,3 @@ def redis_own_rate(redis: Redis, shape: Shape, records: int) -> float | None:
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     redis.command("DEL", "own")
     return float(list(csv.reader(output.splitlines()))[-1][1])
-
-
-def cpu_note(ours: Sequence[LoadResult], theirs: Sequence[LoadResult], other: str = "Redis") -> str:
-    """Processors used by server and load generator, ours / theirs; says so where the load generator was the bottleneck."""
-
-    parts, limited = [], []
-    for name, results in (("broker", ours), (other, theirs)):
-        server = statistics.median(result.server_cpu for result in results)
-        load = statistics.median(result.load_cpu for result in results)
-        parts.append(f"{name} {server:.2f} + load {load:.2f}")
-        if load >= LOAD_CPU_BOUND:
-            limited.append(f"; the load generator limits {name}")
-    return f"cpu: {', '.join(parts)}{''.join(limited)}"

@@ -13,7 +13,7 @@ from bench.cases.against_redis import Shape
 from bench.dialects import RecordLost
 from bench.load import Job, LoadResult
 from bench.processes import HOST, Broker, check_held, finish_program, start_program
-from bench.rounds import Plan, Row, alone, amount, compared, interleave
+from bench.rounds import Plan, Row, alone, amount, compared, cpu_us_each, interleave
 
 SHAPE = Shape(100, 4, 100)
 
@@ -49,6 +49,8 @@ def measure(plan: Plan) -> list[Row]:
             [result.rate for result in results["with"]],
             "without a backup",
             [result.rate for result in results["without"]],
+            cpu_us=cpu_us_each(results["with"]),
+            against_cpu_us=cpu_us_each(results["without"]),
         ),
         alone(
             "backup",

@@ -6,7 +6,7 @@ With our own load, and with `felix-client` from PyPI: the latter reads as its us
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Literal
 
@@ -14,7 +14,7 @@ from bench.dialects import RecordLost
 from bench.felix_load import FelixJob, FelixResult
 from bench.load import cpu_seconds
 from bench.processes import HOST, Broker, finish_program, run_program, start_program
-from bench.rounds import Plan, Row, alone
+from bench.rounds import Measured, Plan, Row, alone, cpu_note, cpu_us_each
 from penstock.net.certificates import CERTIFICATE_FILE
 
 CONFIG = f"""
@@ -39,34 +39,33 @@ OFFICIAL_LOAD = "bench.felix_client_load"
 OFFICIAL = f"felix-client {version('felix-client')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    rate: float
-    broker_cpu: float
-    load_cpu: float
-
-
 def measure(plan: Plan) -> list[Row]:
     rows = []
     with Broker(plan.directory / "felix", config=CONFIG) as broker:
         for readers, aim in FAN_OUTS.items():
-            plan.say(f"felix: batches of {BATCH} to {readers} readers")
-            results = [_deliver(plan, broker, readers, number) for number in range(plan.rounds)]
-            rows.append(_delivery_row(readers, aim, results))
+            rows.append(_delivery_row(readers, aim, deliver(plan, broker, readers)))
         plan.say("felix: cache")
         rows.append(_cache(plan, broker))
-        plan.say(f"felix: {OFFICIAL}")
-        results = [_deliver(plan, broker, 1, number, reader=OFFICIAL_LOAD) for number in range(plan.rounds)]
-        rows.append(_delivery_row(1, None, results, who=f", {OFFICIAL} reads"))
-        rows.append(_one_at_a_time(plan, broker, "publish", "felix publish", f"fsync, {CACHE_VALUE_BYTES} B"))
-        rows.append(_one_at_a_time(plan, broker, "cache", "felix cache", f"gets of {CACHE_VALUE_BYTES} B"))
+        rows.append(_delivery_row(1, None, deliver(plan, broker, 1, reader=OFFICIAL_LOAD), who=f", {OFFICIAL} reads"))
+        published = one_at_a_time(plan, broker, "publish", CACHE_VALUE_BYTES)
+        rows.append(_one_at_a_time_row("felix publish", f"fsync, {CACHE_VALUE_BYTES} B", published))
+        got = one_at_a_time(plan, broker, "cache", CACHE_VALUE_BYTES)
+        rows.append(_one_at_a_time_row("felix cache", f"gets of {CACHE_VALUE_BYTES} B", got))
     return rows
 
 
-def _deliver(plan: Plan, broker: Broker, readers: int, number: int, reader: str = OWN_LOAD) -> Delivered:
-    stream = f"felix-{readers}-{number}-{reader.rpartition('.')[2]}"
+def deliver(
+    plan: Plan, broker: Broker, readers: int, reader: str = OWN_LOAD, durability: str = "fsync"
+) -> list[Measured]:
+    """All rounds from the first publish to the last delivery, each with a stream of its own."""
+    plan.say(f"felix: batches of {BATCH} to {readers} readers ({reader}), {durability}")
+    return [_deliver_once(plan, broker, readers, number, reader, durability) for number in range(plan.rounds)]
+
+
+def _deliver_once(plan: Plan, broker: Broker, readers: int, number: int, reader: str, durability: str) -> Measured:
+    stream = f"felix-{durability}-{readers}-{number}-{reader.rpartition('.')[2]}"
     with broker.client() as client:
-        client.create_topic(stream, 1)
+        client.create_topic(stream, 1, durability=durability)
     batches = plan.volume(EVENTS, EVENTS_QUICK) // BATCH
 
     def job(part: str, readers: int = 1) -> FelixJob:
@@ -80,7 +79,7 @@ def _deliver(plan: Plan, broker: Broker, readers: int, number: int, reader: str 
             batches=batches,
             in_flight=BATCHES_IN_FLIGHT,
             readers=readers,
-            certificate=_certificate(plan),
+            certificate=_certificate(broker),
         )
 
     processes = min(readers, READER_PROCESSES_MAX)
@@ -93,21 +92,20 @@ def _deliver(plan: Plan, broker: Broker, readers: int, number: int, reader: str 
     published = run_program(OWN_LOAD, job("publish"), FelixResult)
     read = [finish_program(process, FelixResult) for process in running]
     seconds = max(each.ended for each in read) - published.started
-    return Delivered(
+    return Measured(
         sum(each.count for each in read) / seconds,
         (cpu_seconds(broker.pid) - before) / seconds,
         (published.cpu_s + sum(each.cpu_s for each in read)) / seconds,
     )
 
 
-def _certificate(plan: Plan) -> str:
+def _certificate(broker: Broker) -> str:
     """The broker's own, which it makes with its data directory."""
-    return str(plan.directory / "felix" / CERTIFICATE_FILE)
+    return str(broker.data_dir / CERTIFICATE_FILE)
 
 
-def _delivery_row(readers: int, aim: float | None, results: list[Delivered], who: str = "") -> Row:
+def _delivery_row(readers: int, aim: float | None, results: Sequence[Measured], who: str = "") -> Row:
     rates = [result.rate for result in results]
-    megabytes = statistics.median(rates) * PAYLOAD_BYTES / 1e6
     return alone(
         "felix delivery",
         f"fsync, binary batches of {BATCH} x 1 KiB, {BATCHES_IN_FLIGHT} in flight, publish to delivery, "
@@ -115,10 +113,8 @@ def _delivery_row(readers: int, aim: float | None, results: list[Delivered], who
         "deliveries/s",
         rates,
         at_least=aim,
-        note=(
-            f"{megabytes:.0f} MB/s; cpu: broker {statistics.median(result.broker_cpu for result in results):.2f}"
-            f" + load {statistics.median(result.load_cpu for result in results):.2f}"
-        ),
+        note=f"{statistics.median(rates) * PAYLOAD_BYTES / 1e6:.0f} MB/s; {cpu_note(results)}",
+        cpu_us=cpu_us_each(results),
     )
 
 
@@ -131,36 +127,47 @@ def _cache(plan: Plan, broker: Broker) -> Row:
         payload_bytes=CACHE_VALUE_BYTES,
         in_flight=CACHE_IN_FLIGHT,
         seconds=plan.seconds,
+        server_pid=broker.pid,
     )
     results = [run_program(OWN_LOAD, job, FelixResult) for _ in range(plan.rounds)]
-    cpu = statistics.median(result.cpu_s / (result.ended - result.started) for result in results)
     return alone(
         "felix cache",
         f"puts and gets in turn, {CACHE_VALUE_BYTES} B, 1 stream, {CACHE_IN_FLIGHT} in flight",
         "operations/s",
-        [result.count / (result.ended - result.started) for result in results],
-        note=f"cpu: load {cpu:.2f}",
+        [result.rate for result in results],
+        note=cpu_note(results),
+        cpu_us=cpu_us_each(results),
     )
 
 
-def _one_at_a_time(plan: Plan, broker: Broker, part: Literal["publish", "cache"], case: str, what: str) -> Row:
+def one_at_a_time(
+    plan: Plan, broker: Broker, part: Literal["publish", "cache"], payload_bytes: int, durability: str = "fsync"
+) -> list[FelixResult]:
     """One request in flight from the official client: what a round trip costs."""
-    stream = "felix-official"
+    plan.say(f"felix: {OFFICIAL}, {part} of {payload_bytes} B, one at a time, {durability}")
+    stream = f"felix-official-{durability}"
     with broker.client() as client:
         if stream not in client.topics():
-            client.create_topic(stream, 1)
+            client.create_topic(stream, 1, durability=durability)
     job = FelixJob(
         part=part,
         host=HOST,
         port=broker.ports["felix"],
         stream=stream,
-        payload_bytes=CACHE_VALUE_BYTES,
+        payload_bytes=payload_bytes,
         seconds=plan.seconds,
-        certificate=_certificate(plan),
+        certificate=_certificate(broker),
         server_pid=broker.pid,
     )
-    results = [run_program(OFFICIAL_LOAD, job, FelixResult) for _ in range(plan.rounds)]
-    rates = [result.count / (result.ended - result.started) for result in results]
-    cpu = statistics.median(result.server_cpu_s / max(result.count, 1) for result in results)
-    note = f"broker {cpu * 1e6:.0f} us of cpu each"
-    return alone(case, f"{what}, {OFFICIAL}, 1 in flight", "operations/s", rates, note=note)
+    return [run_program(OFFICIAL_LOAD, job, FelixResult) for _ in range(plan.rounds)]
+
+
+def _one_at_a_time_row(case: str, what: str, results: Sequence[FelixResult]) -> Row:
+    return alone(
+        case,
+        f"{what}, {OFFICIAL}, 1 in flight",
+        "operations/s",
+        [result.rate for result in results],
+        note=cpu_note(results),
+        cpu_us=cpu_us_each(results),
+    )

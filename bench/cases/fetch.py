@@ -8,7 +8,7 @@ from dataclasses import replace
 from bench.cases.against_redis import Shape, broker_job
 from bench.processes import HOST, Broker, check_held, run_load, run_program
 from bench.reader import FETCH_RECORDS, ReadJob, ReadResult
-from bench.rounds import Plan, Row, alone, interleave
+from bench.rounds import Plan, Row, alone, cpu_note, cpu_us_each, interleave
 
 WRITING = Shape(100, 4, 500)
 LOG_BYTES = 600 << 20
@@ -66,7 +66,7 @@ def _read(plan: Plan, broker: Broker, topic: str, payload_bytes: int, records: i
 
 def _row(how: str, payload_bytes: int, records: int, results: list[ReadResult], *, with_aim: bool) -> Row:
     unit, aim = AIMS[payload_bytes]
-    rates = [result.records / result.seconds for result in results]
+    rates = [result.rate for result in results]
     megabytes = [rate * payload_bytes / 1e6 for rate in rates]
     figures, other = (rates, f"{statistics.median(megabytes):.0f} MB/s of values")
     if unit == "MB/s":
@@ -78,8 +78,6 @@ def _row(how: str, payload_bytes: int, records: int, results: list[ReadResult], 
         unit,
         figures,
         at_least=aim if with_aim else None,
-        note=(
-            f"{other}; cpu: broker {statistics.median(result.server_cpu for result in results):.2f}"
-            f" + reader {statistics.median(result.load_cpu for result in results):.2f}"
-        ),
+        note=f"{other}; {cpu_note(results)}",
+        cpu_us=cpu_us_each(results),
     )

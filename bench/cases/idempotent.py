@@ -6,13 +6,12 @@ does what is spread over several partitions, of any producer; a topic with one p
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 
 from bench.batches import BatchResult
 from bench.client_load import ClientJob
 from bench.processes import Broker, run_program
-from bench.rounds import Plan, Row, compared, interleave
+from bench.rounds import Plan, Row, compared, cpu_note, cpu_us_each, interleave
 
 PAYLOAD_BYTES = 100
 RATIO_MIN = 0.9
@@ -79,13 +78,6 @@ def _compare(plan: Plan, broker: Broker, shape: Shape) -> Row:
         plan.rounds,
     )
 
-    def cpu_us(kind: str) -> str:
-        broker_us, load_us = (
-            statistics.median(1e6 * getattr(result, of) / result.rate for result in results[kind])
-            for of in ("server_cpu", "load_cpu")
-        )
-        return f"{broker_us:.1f} + {load_us:.1f}"
-
     return compared(
         "idempotent produce",
         f"fsync, {PAYLOAD_BYTES} B, {shape}",
@@ -94,5 +86,7 @@ def _compare(plan: Plan, broker: Broker, shape: Shape) -> Row:
         "the same client without",
         [result.rate for result in results["plain"]],
         ratio_min=RATIO_MIN,
-        note=f"cpu of broker + client for a record: {cpu_us('idempotent')} us, without {cpu_us('plain')} us",
+        note=cpu_note(results["idempotent"], results["plain"], "without"),
+        cpu_us=cpu_us_each(results["idempotent"]),
+        against_cpu_us=cpu_us_each(results["plain"]),
     )

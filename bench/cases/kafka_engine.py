@@ -115,7 +115,7 @@ def _read(plan: Plan, kafka: Kafka, broker: Broker) -> Row:
         )
         before = cpu_seconds(kafka.pid)
         result = run_program("bench.reader", job, ReadResult)
-        rate = result.records / result.seconds
+        rate = result.rate
         return _Round(rate, 1e6 * result.server_cpu / rate, 1e6 * (cpu_seconds(kafka.pid) - before) / records)
 
     def theirs(client: str) -> Callable[[int], _Round]:
@@ -124,7 +124,7 @@ def _read(plan: Plan, kafka: Kafka, broker: Broker) -> Row:
                 client=client, bootstrap=kafka.bootstrap, topic=topic, read_records=records, server_pid=kafka.pid
             )
             result = run_program("bench.kafka_load", job, ReadResult)
-            rate = result.records / result.seconds
+            rate = result.rate
             return _Round(rate, 1e6 * result.load_cpu / rate, 1e6 * result.server_cpu / rate)
 
         return side
@@ -147,6 +147,8 @@ def _row(setting: str, results: dict[str, list[_Round]]) -> Row:
         reference,
         [each.rate for each in results[reference]],
         ratio_min=RATIO_MIN,
+        cpu_us=[each.process_us for each in results["penstock"]],
+        against_cpu_us=[each.process_us for each in results[reference]],
         note=(
             f"{other} {amount(other_rate)}/s; cpu for a record: broker {us('penstock', 'process_us')}"
             f" + Kafka {us('penstock', 'kafka_us')} us,"

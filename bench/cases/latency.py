@@ -8,7 +8,7 @@ from bench.cases.against_redis import Shape, broker_round, check_held_by_redis, 
 from bench.latency_load import LatencyJob, LatencyResult
 from bench.machine import flush_times_us
 from bench.processes import HOST, Broker, Redis, check_held, run_program
-from bench.rounds import Plan, Row, amount, compared, interleave
+from bench.rounds import Plan, Row, amount, compared, cpu_us_each, interleave
 
 FULL = Shape(100, 16, 100)
 SHARES = (0.1, 0.5)
@@ -70,6 +70,8 @@ def _compare(plan: Plan, broker: Broker, redis: Redis, share: float, highest: fl
         "Redis Streams, appendfsync always",
         [result.percentiles_us["99"] for result in results["redis"]],
         note=f"{others} us, in brackets Redis; a flush takes {amount(flush_us)} us; the load was up to {amount(late_us)} us late (p99)",
+        cpu_us=cpu_us_each(results["penstock"]),
+        against_cpu_us=cpu_us_each(results["redis"]),
     )
     row.aim = f"below {FLUSHES_MAX} flushes"
     row.met = row.value < FLUSHES_MAX * flush_us

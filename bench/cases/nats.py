@@ -6,12 +6,12 @@ default, a flush every two minutes.
 
 from __future__ import annotations
 
-from bench.cases.against_redis import Shape, broker_round, cpu_note
+from bench.cases.against_redis import Shape, broker_round
 from bench.dialects import RecordLost
 from bench.load import Job, LoadResult
 from bench.nats import Nats
 from bench.processes import HOST, Broker, run_load
-from bench.rounds import Plan, Row, compared, interleave
+from bench.rounds import Plan, Row, compared, cpu_note, cpu_us_each, interleave
 
 SHAPES = (Shape(100, 1, 1), Shape(100, 1, 100), Shape(100, 1, 4_000))
 MODES = {"fsync": "always", "none": "2m"}
@@ -45,6 +45,8 @@ def _compare(plan: Plan, broker: Broker, nats: Nats, durability: str, sync_inter
         [result.rate for result in results["nats"]],
         ratio_min=1.0,
         note=cpu_note(results["penstock"], results["nats"], "NATS"),
+        cpu_us=cpu_us_each(results["penstock"]),
+        against_cpu_us=cpu_us_each(results["nats"]),
     )
 
 

@@ -17,7 +17,7 @@ from bench.kafka import Kafka
 from bench.latency_load import LatencyJob, LatencyResult
 from bench.load import LoadResult
 from bench.processes import HOST, Broker, check_held, finish_program, start_program
-from bench.rounds import Plan, Row, amount, compared, interleave
+from bench.rounds import Measured, Plan, Row, amount, compared, cpu_us_each, interleave
 
 RATE, RATE_QUICK = 10_000, 1_000
 CONNECTIONS = 16
@@ -86,10 +86,10 @@ def _round(plan: Plan, node: Broker, topic: str, meanwhile: Callable[[], float |
 def _rates(plan: Plan, one: Broker, other: Broker, in_flight: int, within: str = "") -> Row:
     """The same connections, all to one node or half of them to each; `within` says what the nodes are limited to."""
 
-    def produced(*nodes: Broker) -> Callable[[int], float]:
+    def produced(*nodes: Broker) -> Callable[[int], Measured]:
         shape = Shape(PAYLOAD_BYTES, CONNECTIONS // len(nodes), in_flight)
 
-        def side(number: int) -> float:
+        def side(number: int) -> Measured:
             plan.say(f"nodes: produce through {len(nodes)}, {shape}{within}")
             topics = [f"rate-{in_flight}-{bool(within)}-{len(nodes)}-{number}-{node.port}" for node in nodes]
             with one.client() as client:
@@ -102,14 +102,25 @@ def _rates(plan: Plan, one: Broker, other: Broker, in_flight: int, within: str =
             results = [finish_program(load, LoadResult) for load in loads]
             for topic, result in zip(topics, results, strict=True):
                 check_held(one, topic, result.acknowledged)
-            return sum(result.rate for result in results)
+            return Measured(
+                sum(result.rate for result in results),
+                sum(result.server_cpu for result in results),
+                sum(result.load_cpu for result in results),
+            )
 
         return side
 
     results = interleave({"one": produced(one), "two": produced(one, other)}, plan.rounds)
     shape = Shape(PAYLOAD_BYTES, CONNECTIONS, in_flight)
     return compared(
-        "nodes", f"on Kafka, {shape}, two nodes{within}", "records/s", results["two"], "one node", results["one"]
+        "nodes",
+        f"on Kafka, {shape}, two nodes{within}",
+        "records/s",
+        [result.rate for result in results["two"]],
+        "one node",
+        [result.rate for result in results["one"]],
+        cpu_us=cpu_us_each(results["two"]),
+        against_cpu_us=cpu_us_each(results["one"]),
     )
 
 
@@ -127,4 +138,6 @@ def _row(plan: Plan, side: str, results: list[LatencyResult], alone: list[Latenc
         ALONE,
         [result.percentiles_us["99"] for result in alone],
         note=f"{others} us, in brackets {ALONE}; {amount(rate)} records/s were answered",
+        cpu_us=cpu_us_each(results),
+        against_cpu_us=cpu_us_each(alone),
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bench.cases.against_redis import Shape, broker_round, cpu_note, redis_round
+from bench.cases.against_redis import Shape, broker_round, redis_round
 from bench.load import LoadResult
 from bench.processes import Broker, Redis
-from bench.rounds import Plan, Row, compared, interleave
+from bench.rounds import Plan, Row, compared, cpu_note, cpu_us_each, interleave
 
 CONNECTIONS = (1, 16)
 PAYLOAD_BYTES = 100
@@ -40,5 +40,7 @@ def _compare(plan: Plan, broker: Broker, redis: Redis, durability: str, appendfs
         [result.rate for result in results["penstock"]],
         f"Redis Streams, appendfsync {appendfsync}",
         [result.rate for result in results["redis"]],
-        note=cpu_note(results["penstock"], results["redis"]),
+        note=cpu_note(results["penstock"], results["redis"], "Redis"),
+        cpu_us=cpu_us_each(results["penstock"]),
+        against_cpu_us=cpu_us_each(results["redis"]),
     )

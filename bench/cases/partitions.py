@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench.cases.against_redis import Shape, broker_job
 from bench.load import LoadResult
 from bench.processes import Broker, check_held, run_load
-from bench.rounds import Plan, Row, compared, interleave
+from bench.rounds import Plan, Row, compared, cpu_us_each, interleave
 
 PARTITIONS = 64
 SHAPE = Shape(100, 16, 100)
@@ -57,6 +57,8 @@ def measure(plan: Plan) -> list[Row]:
             [each.load.rate for each in one],
             ratio_min=0.5,
             note=_note(results[spread.name], one),
+            cpu_us=cpu_us_each(each.load for each in results[spread.name]),
+            against_cpu_us=cpu_us_each(each.load for each in one),
         )
         for spread in SPREADS
     ]

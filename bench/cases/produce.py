@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from bench.cases.against_redis import Shape, broker_round, cpu_note, redis_own_rate, redis_round
+from bench.cases.against_redis import Shape, broker_round, redis_own_rate, redis_round
 from bench.load import LoadResult
 from bench.processes import Broker, Redis
-from bench.rounds import Plan, Row, amount, compared, interleave
+from bench.rounds import Plan, Row, amount, compared, cpu_note, cpu_us_each, interleave
 
 PAYLOADS_BYTES = (100, 1024)
 CONNECTIONS = (1, 4, 16)
@@ -34,7 +34,7 @@ def _compare(plan: Plan, broker: Broker, redis: Redis, shape: Shape) -> Row:
         return redis_round(plan, redis, shape, number)
 
     results = interleave({"penstock": ours, "redis": theirs}, plan.rounds)
-    note = cpu_note(results["penstock"], results["redis"])
+    note = cpu_note(results["penstock"], results["redis"], "Redis")
     own_rate = redis_own_rate(redis, shape, records=results["redis"][-1].records)
     if own_rate is not None:
         note += f"; redis-benchmark says {amount(own_rate)}"
@@ -47,4 +47,6 @@ def _compare(plan: Plan, broker: Broker, redis: Redis, shape: Shape) -> Row:
         [result.rate for result in results["redis"]],
         ratio_min=1.0,
         note=note,
+        cpu_us=cpu_us_each(results["penstock"]),
+        against_cpu_us=cpu_us_each(results["redis"]),
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import statistics
 
 from bench.processes import end, run_program, start_program
 from bench.quic_load import QuicJob, QuicResult
 from bench.quic_sink import SinkJob
-from bench.rounds import Plan, Row, alone
+from bench.rounds import Plan, Row, alone, cpu_note, cpu_us_each
 
 AIMS = {1_200: 58.0, 1_452: 92.0, 8_900: 160.0}
 """MB/s by datagram size: what the library reached with its own endpoint on both sides when it was chosen (the first at 1280 bytes)."""
@@ -44,9 +43,6 @@ def _round(plan: Plan, datagram_bytes: int, to_server: bool) -> QuicResult:
 
 
 def _row(setting: str, results: list[QuicResult], aim: float) -> Row:
-    server = statistics.median(result.server_cpu for result in results)
-    load = statistics.median(result.load_cpu for result in results)
-    rates = [result.megabytes_per_s for result in results]
-    return alone(
-        "quic transport", setting, "MB/s", rates, at_least=aim, note=f"cpu: server {server:.2f} + load {load:.2f}"
-    )
+    rates = [result.rate for result in results]
+    cpu_us = cpu_us_each(results)
+    return alone("quic transport", setting, "MB/s", rates, at_least=aim, note=cpu_note(results), cpu_us=cpu_us)

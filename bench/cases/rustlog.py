@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-
-from bench.cases.against_redis import Shape, cpu_note, redis_round
+from bench.cases.against_redis import Shape, redis_round
 from bench.load import Job, LoadResult
 from bench.processes import HOST, Broker, Redis, check_held, run_load, run_program
 from bench.reader import ReadResult
-from bench.rounds import Plan, Row, alone, compared, interleave
+from bench.rounds import Plan, Row, alone, compared, cpu_note, cpu_us_each, interleave
 from bench.rustlog_reader import FETCH_RECORDS, IN_FLIGHT, RustLogReadJob
 
 PAYLOAD_BYTES = 100
@@ -81,7 +79,9 @@ def _compare(plan: Plan, broker: Broker, redis: Redis, connections: int) -> Row:
         "Redis Streams, appendfsync always",
         [result.rate for result in results["redis"]],
         ratio_min=RATIO_MIN,
-        note=cpu_note(results["penstock"], results["redis"]),
+        note=cpu_note(results["penstock"], results["redis"], "Redis"),
+        cpu_us=cpu_us_each(results["penstock"]),
+        against_cpu_us=cpu_us_each(results["redis"]),
     )
 
 
@@ -109,12 +109,10 @@ def _read(plan: Plan, broker: Broker) -> list[Row]:
             "rustlog",
             f"fetch {records:,} records of {PAYLOAD_BYTES} B, {dialect}, 1 connection, {IN_FLIGHT} x {FETCH_RECORDS:,} records in flight",
             "records/s",
-            [result.records / result.seconds for result in results[dialect]],
+            [result.rate for result in results[dialect]],
             at_least=READ_RATES_MIN[dialect],
-            note=(
-                f"cpu: broker {statistics.median(result.server_cpu for result in results[dialect]):.2f}"
-                f" + reader {statistics.median(result.load_cpu for result in results[dialect]):.2f}"
-            ),
+            note=cpu_note(results[dialect]),
+            cpu_us=cpu_us_each(results[dialect]),
         )
         for dialect in results
     ]

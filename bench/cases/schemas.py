@@ -9,7 +9,7 @@ import fastavro
 
 from bench.load import Job, LoadResult
 from bench.processes import HOST, Broker, check_held, run_load
-from bench.rounds import Plan, Row, compared, interleave
+from bench.rounds import Plan, Row, compared, cpu_us_each, interleave
 
 CONNECTIONS = (1, 4)
 IN_FLIGHT = 100
@@ -81,6 +81,8 @@ def _compare(plan: Plan, broker: Broker, kind: str, value: bytes, connections: i
         "a topic without a schema",
         [result.rate for result in results["free"]],
         ratio_min=RATIO_MIN[kind],
+        cpu_us=cpu_us_each(results["bound"]),
+        against_cpu_us=cpu_us_each(results["free"]),
     )
 
 

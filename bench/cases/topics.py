@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from bench.processes import Broker, check_held
 from bench.rounds import Plan, Row, alone, interleave
@@ -22,6 +24,9 @@ DESCRIPTORS_AIM = 2_000.0
 MAINTENANCE_S = 1.0
 """Between two passes, after which topics that nobody writes to have been looked after: two passes without a write."""
 SETTLED_S_MAX = 300.0
+LIST_REQUESTS = 'penstock_requests_total{listener="flymq",operation="topic_list"}'
+
+_Subject = TypeVar("_Subject")
 
 
 def measure(plan: Plan) -> list[Row]:
@@ -31,13 +36,14 @@ def measure(plan: Plan) -> list[Row]:
     broker.start()
     try:
         plan.say(f"topics: making {topics:,} with one record each")
-        asyncio.run(_each(broker, names, lambda client, name: client.create_topic(name)))
+        asyncio.run(each(broker, names, lambda client, name: client.create_topic(name)))
         descriptors: list[float] = []
         listed: list[float] = []
+        requests: list[float] = []
 
         def written(number: int) -> float:
             plan.say(f"topics: one record to each, kill -9, round {number + 1}")
-            asyncio.run(_each(broker, names, lambda client, name: client.send(name, b"x" * 100)))
+            asyncio.run(each(broker, names, lambda client, name: client.send(name, b"x" * 100)))
             descriptors.append(len(_open_files(broker)))
             broker.kill()
             seconds = broker.start()
@@ -50,7 +56,9 @@ def measure(plan: Plan) -> list[Row]:
             _wait_until_idle(broker)
             broker.kill()
             seconds = broker.start()
+            before = broker.metrics().get(LIST_REQUESTS, 0)
             listed.append(_seconds_to_list(broker))
+            requests.append(broker.metrics()[LIST_REQUESTS] - before)
             return seconds
 
         starts = interleave({"written": written, "idle": idle}, plan.rounds)
@@ -63,15 +71,31 @@ def measure(plan: Plan) -> list[Row]:
             "topics: start after kill -9", f"{of}, nobody has written lately", "s", starts["idle"], below=START_S_AIM
         ),
         alone("topics: descriptors", f"{of}, all just written to", "open", descriptors, below=DESCRIPTORS_AIM),
-        alone("topics: penstock topic list", of, "s", listed, note="the start of the command with it"),
+        alone(
+            "topics: penstock topic list",
+            of,
+            "s",
+            listed,
+            note=f"the start of the command with it; requests: {max(requests):.0f}",
+        ),
     ]
 
 
-async def _each(broker: Broker, names: list[str], act: Callable[[AsyncFlyMQClient, str], Awaitable[object]]) -> None:
-    """Do something with every topic, some at a time."""
+async def each(
+    broker: Broker,
+    subjects: Sequence[_Subject],
+    act: Callable[[AsyncFlyMQClient, _Subject], Awaitable[object]],
+    seconds_max: float = math.inf,
+) -> int:
+    """Do something with every topic, or whatever they are, some at a time, until the time is up; returns with how many."""
+    deadline = time.monotonic() + seconds_max
+    done = 0
     async with AsyncFlyMQClient(broker.url) as client:
-        for at in range(0, len(names), IN_FLIGHT):
-            await asyncio.gather(*(act(client, name) for name in names[at : at + IN_FLIGHT]))
+        while done < len(subjects) and time.monotonic() < deadline:
+            some = subjects[done : done + IN_FLIGHT]
+            await asyncio.gather(*(act(client, subject) for subject in some))
+            done += len(some)
+    return done
 
 
 def _wait_until_idle(broker: Broker) -> None:

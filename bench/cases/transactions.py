@@ -6,7 +6,7 @@ import statistics
 
 from bench.batches import BatchJob, BatchResult
 from bench.processes import HOST, Broker, check_held, run_program
-from bench.rounds import Plan, Row, compared, interleave
+from bench.rounds import Plan, Row, compared, cpu_note, cpu_us_each, interleave
 
 SIZES = (1, 10, 100, 1000)
 PAYLOAD_BYTES = 100
@@ -57,7 +57,8 @@ def _compare(plan: Plan, broker: Broker, size: int) -> Row:
         [result.rate for result in results["plain"]],
         note=(
             f"{statistics.median(result.rate for result in transactional) / size:,.0f} transactions/s; "
-            f"cpu: broker {statistics.median(result.server_cpu for result in transactional):.2f}"
-            f" + load {statistics.median(result.load_cpu for result in transactional):.2f}"
+            f"{cpu_note(transactional)}"
         ),
+        cpu_us=cpu_us_each(transactional),
+        against_cpu_us=cpu_us_each(results["plain"]),
     )

@@ -1,7 +1,7 @@
 """Puts the rooms together: log, broker, one listener per protocol, admin address.
 
-Of several nodes on one log, one leads. The others pass on to it what they cannot answer: requests of FlyMQ one by one, connections of
-BlipMQ as a whole, and datagrams of QUIC. A node that leads no more stops and starts again.
+Of several nodes on one log, one leads. The others pass on to it what they cannot answer: requests of FlyMQ and frames of BlipMQ one by
+one, streams of Fujin, and requests of Felix. A node that leads no more stops and starts again.
 
 Parts start from the inside out and stop in reverse, also when one of them fails to start. Stopping first lets requests in flight
 be answered, which needs the broker; the broker then finishes, which needs the log; the log commits what it was given and closes.
@@ -15,11 +15,10 @@ import secrets
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, fields
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -33,45 +32,46 @@ from penstock.broker.broker import Broker
 from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.broker.topics.declared import Declared, plan
 from penstock.clock import Clock, SystemClock
-from penstock.config import Admin, Config
+from penstock.config import Admin, Config, FlyMQListener
 from penstock.config import Listener as ListenerSettings
 from penstock.config import QuicListener as QuicListenerSettings
 from penstock.config.model import Cluster
 from penstock.errors import ConfigError
 from penstock.log.api import Engine
-from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.threads import Threads
 from penstock.log.migration.state import check_served
 from penstock.net.certificates import own_certificate
-from penstock.net.datagram_relay import DatagramRelay
 from penstock.net.flow import InFlightBudget
-from penstock.net.limits import ListenerLimits, QuicLimits
+from penstock.net.limits import QuicLimits, TcpLimits
 from penstock.net.listener import STOP_GRACE_S
-from penstock.net.peers import Dialer, Introduction, PeerSession
+from penstock.net.peers import Dialer, PeerSession
 from penstock.net.quic import QuicListener
 from penstock.net.quic_tls import quic_server_tls
-from penstock.net.relay import RelaySession
-from penstock.net.session import Connection, Session
 from penstock.net.tcp import TcpListener
 from penstock.net.tls import client_context, server_context
 from penstock.protocols.dissectors import DISSECTORS
+from penstock.protocols.felix.following import NodeFelix
 from penstock.protocols.flymq.server.forwarding import LeaderOperations
-from penstock.protocols.flymq.session import FlyMQ
+from penstock.protocols.fujin.following import NodeFujin
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK
 from penstock.quic.tls import TlsSettings
 from penstock.session_sources import (
     ALPN,
     ALPN_REQUIRED,
     DEVELOPMENT_API_KEY,
+    INTRODUCED,
     PROTOCOLS,
     QUIC_PROTOCOLS,
     QUICKACK,
     ClientDialer,
+    QuicSessionSource,
     SessionSource,
     Surroundings,
-    introduced_flymq,
+    introduced_session,
 )
+from penstock.settings import Section
 from penstock.stats import SessionStats
 from penstock.telemetry import telemetry_of
 from penstock.units import Address, format_setting, is_loopback, parse_address
@@ -85,9 +85,6 @@ PIPELINES_DIRECTORY = "pipelines"
 
 log = structlog.get_logger("penstock.server")
 
-
-RELAYED = frozenset({"blipmq"})
-"""Protocols over TCP whose connections live on the node that leads."""
 PEER_IDLE_S_MAX = 24 * 3600.0
 
 
@@ -112,7 +109,7 @@ class Server:
                 config.data_dir,
                 clock=self._clock,
                 disk=disk,
-                options=_engine_options(config),
+                options=config.log,
                 background=background,
                 threads=threads,
             )
@@ -135,7 +132,7 @@ class Server:
             processes_max=config.limits.pipeline_processes_max,
             pipelines=self.broker.pipelines,
             background=background,
-            clock=SystemClock(),
+            clock=self._clock,
         )
         self.listeners: dict[str, TcpListener | QuicListener] = {}
         self.sessions: dict[str, SessionStats] = {}
@@ -145,15 +142,13 @@ class Server:
         self.deposed = asyncio.Event()
         """Set when this node has led and does not any more: what is left is to stop it."""
         self._dialer: Dialer | None = None
-        self._sources: dict[str, SessionSource] = {}
+        self._sources: dict[str, SessionSource | QuicSessionSource] = {}
         self._peers: TcpListener | None = None
-        self._relays: dict[str, DatagramRelay] = {}
-        """Of QUIC listeners, while another node leads."""
 
     @property
     def addresses(self) -> dict[str, str]:
         """Where each listener and the admin address are, by name, with the port that was picked where the setting says 0."""
-        addresses = {name: listener.address for name, listener in (self.listeners | self._relays).items()}
+        addresses = {name: listener.address for name, listener in self.listeners.items()}
         if self._peers is not None:
             addresses["cluster"] = self._peers.address
         if self.admin is not None:
@@ -214,8 +209,9 @@ class Server:
     def _meet_nodes(self, parts: AsyncExitStack, cluster: Cluster, tls: ssl.SSLContext | None) -> None:
         """Have the node that leads answer what this one does not, as long as there is another."""
         secret = cluster.secret.get_secret_value().encode()
-        self._dialer = Dialer(secret, partial(self._leader_address, "cluster"), tls)
-        self.broker.leader = LeaderOperations(ClientDialer(self._dialer))
+        reserved = self.config.limits.descriptors_reserved
+        self._dialer = Dialer(secret, partial(self._leader_address, "cluster"), tls, descriptors_reserved=reserved)
+        self.broker.leader = LeaderOperations(ClientDialer(self._dialer, "flymq"))
 
         def changed() -> None:
             if self.engine.deposed is not None:
@@ -239,39 +235,26 @@ class Server:
 
     async def _start_peers(self, cluster: Cluster, tls: ssl.SSLContext | None, budget: InFlightBudget) -> None:
         secret = cluster.secret.get_secret_value().encode()
-        flymq, blipmq = self._sources.get("flymq"), self._sources.get("blipmq")
-        factories: dict[str, Callable[[Connection, Introduction], Session]] = {}
-        if isinstance(flymq, FlyMQ):
-            factories["flymq"] = partial(introduced_flymq, flymq)
-        if blipmq is not None:
-            factories["blipmq"] = lambda connection, _: blipmq(connection)
+        sources = {name: source for name, source in self._sources.items() if name in INTRODUCED}
+        if "flymq" not in sources:  # nodes speak it among themselves, whether or not clients do
+            sources["flymq"] = PROTOCOLS["flymq"](self._surroundings("flymq", FlyMQListener()))
+        factories = {name: partial(introduced_session, source) for name, source in sources.items()}
         self._peers = TcpListener(
             "cluster",
             cluster.bind,
             lambda connection: PeerSession(connection, secret, factories, lambda: self.broker.leads),
-            ListenerLimits(idle_s_max=PEER_IDLE_S_MAX),
+            _peer_limits(self.config),
             tls,
             clock=self._clock,
             budget=budget,
+            half_closes=False,  # also a node that was killed says so, and what it had goes back at once
         )
         await self._peers.start()
 
-    def _relayed(self, source: SessionSource, connection: Connection) -> Session:
-        """A session here if this node leads, else one on the node that does."""
-        assert self._dialer is not None
-        return source(connection) if self.broker.leads else RelaySession(connection, self._dialer)
-
-    async def _begin_to_lead(
-        self, contexts: Mapping[str, TlsSettings], surroundings: Mapping[str, Surroundings], budget: InFlightBudget
-    ) -> None:
-        """Serve here what was passed on before."""
-        await self._apply_declared_topics()
-        for name, relay in list(self._relays.items()):
-            address = relay.address
-            await relay.stop()
-            await self._start_quic(name, surroundings[name], contexts[name], budget, address)
-            del self._relays[name]
-        await self.launcher.open()
+    async def _begin_to_lead(self) -> None:
+        if self.broker.leads:
+            await self._apply_declared_topics()
+            await self.launcher.open()
 
     async def _apply_declared_topics(self) -> None:
         existing = {name: info.config for name, info in self.engine.topics().items()}
@@ -286,7 +269,7 @@ class Server:
     def _offer_setup(self) -> Callable[[], None]:
         """Where nobody could log in, leave the secret that makes the first administrator beside the log; returns what takes it away.
 
-        Whoever can read the data directory could read every record, so may as well decide who is an administrator.
+        A user who can read the data directory can read every record, so may as well decide who is an administrator.
         """
         file = self.config.data_dir / SETUP_FILE
         file.unlink(missing_ok=True)
@@ -340,48 +323,32 @@ class Server:
     ) -> None:
         budget = InFlightBudget(self.config.limits.in_flight_total_bytes_max, asyncio.get_running_loop().call_soon)
         parts.push_async_callback(self._stop_listeners)
-        surroundings: dict[str, Surroundings] = {}
         for name, settings in self.config.listeners.enabled():
-            given = surroundings[name] = Surroundings(
-                self.broker,
-                self._clock,
-                self.config,
-                settings,
-                partial(self._address, name),
-                self.node,
-                self._dialer,
-            )
+            given = self._surroundings(name, settings)
             if name in PROTOCOLS:
                 await self._start_tcp(name, given, contexts.get(name), budget)
-            elif name in QUIC_PROTOCOLS and not self.broker.leads and self._dialer is not None:
-                target = partial(self._other_leader_address, name)
-                relay = self._relays[name] = DatagramRelay(name, settings.bind, target, settings.max_connections)
-                await relay.start()
-            elif name in QUIC_PROTOCOLS:
-                await self._start_quic(name, given, quic_contexts[name], budget, settings.bind)
+            else:
+                await self._start_quic(name, given, quic_contexts[name], budget)
         if self.config.cluster is not None:
             await self._start_peers(self.config.cluster, peer_context, budget)
-            beginning = self.broker.background.loop(
-                "serve as leader", partial(self._serve_if_leading, quic_contexts, surroundings, budget), first_s=0
-            )
+            beginning = self.broker.background.loop("serve as leader", self._begin_to_lead, first_s=0)
             parts.push_async_callback(beginning.cancel)
             parts.callback(self.broker.leading.watch(beginning.wake))
 
-    async def _serve_if_leading(
-        self, contexts: Mapping[str, TlsSettings], surroundings: Mapping[str, Surroundings], budget: InFlightBudget
-    ) -> None:
-        if self.broker.leads:
-            await self._begin_to_lead(contexts, surroundings, budget)
+    def _surroundings(self, name: str, settings: ListenerSettings) -> Surroundings:
+        address = partial(self._address, name)
+        return Surroundings(self.broker, self._clock, self.config, settings, address, self.node, self._dialer)
 
     async def _start_tcp(
         self, name: str, given: Surroundings, tls: ssl.SSLContext | None, budget: InFlightBudget
     ) -> None:
-        source = self._sources[name] = PROTOCOLS[name](given)
+        source = PROTOCOLS[name](given)
+        self._sources[name] = source
         listener = TcpListener(
             name,
             given.settings.bind,
-            partial(self._relayed, source) if name in RELAYED and self._dialer is not None else source,
-            _listener_limits(self.config, given.settings),
+            source,
+            _tcp_limits(self.config, given.settings),
             tls,
             clock=self._clock,
             budget=budget,
@@ -391,20 +358,20 @@ class Server:
         self.sessions[name] = source.stats
         await listener.start()
 
-    async def _start_quic(
-        self, name: str, given: Surroundings, tls: TlsSettings, budget: InFlightBudget, bind: str
-    ) -> None:
+    async def _start_quic(self, name: str, given: Surroundings, tls: TlsSettings, budget: InFlightBudget) -> None:
         assert isinstance(given.settings, QuicListenerSettings)
         source = QUIC_PROTOCOLS[name](given)
+        self._sources[name] = source
         limits = _quic_limits(self.config, given.settings)
-        listener = QuicListener(name, bind, source, tls, limits, clock=self._clock, budget=budget)
+        listener = QuicListener(name, given.settings.bind, source, tls, limits, clock=self._clock, budget=budget)
         self.listeners[name] = listener
         self.sessions[name] = source.stats
         await listener.start()
 
     async def _stop_listeners(self) -> None:
-        for relay in self._relays.values():
-            await relay.stop()
+        for source in self._sources.values():
+            if isinstance(source, NodeFelix | NodeFujin):
+                source.linked.stop()
         listeners: list[TcpListener | QuicListener] = list(self.listeners.values())
         if self._peers is not None:
             listeners.append(self._peers)
@@ -428,11 +395,6 @@ def _admin_settings(config: Config, settings: Admin) -> AdminSettings:
         probes_open=settings.probes_open,
         configuration={key: Setting(format_setting(key, value), origins[key]) for key, value in config.values.items()},
     )
-
-
-def _engine_options(config: Config) -> EngineOptions:
-    """Every option is a setting of the same name."""
-    return EngineOptions(**{each.name: getattr(config.log, each.name) for each in fields(EngineOptions)})
 
 
 def _kafka_engine(config: Config, clock: Clock, background: Background, node: str | None) -> Engine:
@@ -497,18 +459,18 @@ def _access_settings(config: Config, node: str) -> AccessSettings:
     )
 
 
-def _listener_limits(config: Config, settings: ListenerSettings) -> ListenerLimits:
-    limits = config.limits
-    return ListenerLimits(
-        connections_max=settings.max_connections,
-        in_flight_bytes_max=limits.in_flight_bytes_max,
-        in_flight_total_bytes_max=limits.in_flight_total_bytes_max,
-        idle_s_max=settings.idle_s_max,
-        header_s_max=settings.header_s_max,
-        handshake_s_max=settings.handshake_s_max,
-        send_buffer_high_bytes=limits.send_buffer_bytes_max,
-        send_buffer_low_bytes=limits.send_buffer_bytes_max // 4,
-    )
+def _tcp_limits(config: Config, settings: ListenerSettings) -> TcpLimits:
+    return TcpLimits(**_shared_fields(TcpLimits, config.limits), **_shared_fields(TcpLimits, settings))
+
+
+def _peer_limits(config: Config) -> TcpLimits:
+    """Each connection of another node is one of a client that it relays, with the same bounds."""
+    return TcpLimits(**_shared_fields(TcpLimits, config.limits), idle_s_max=PEER_IDLE_S_MAX)
+
+
+def _shared_fields(kind: type[Section], section: Section) -> dict[str, Any]:
+    """What a section has of the fields of another kind of section."""
+    return {name: getattr(section, name) for name in kind.model_fields if name in type(section).model_fields}
 
 
 def _quic_limits(config: Config, settings: QuicListenerSettings) -> QuicLimits:
@@ -516,13 +478,8 @@ def _quic_limits(config: Config, settings: QuicListenerSettings) -> QuicLimits:
     if datagram_bytes == "auto":
         host = parse_address(settings.bind).host
         datagram_bytes = DATAGRAM_BYTES_LOOPBACK if is_loopback(host) else DATAGRAM_BYTES
-    return QuicLimits(
-        **asdict(_listener_limits(config, settings)),
-        streams_max=settings.streams_max,
-        handshakes_max=settings.handshakes_max,
-        retry_above=settings.retry_above,
-        datagram_bytes=datagram_bytes,
-    )
+    shared = _shared_fields(QuicLimits, config.limits) | _shared_fields(QuicLimits, settings)
+    return QuicLimits(**shared | {"datagram_bytes": datagram_bytes})
 
 
 def _tls_contexts(config: Config) -> dict[str, ssl.SSLContext]:

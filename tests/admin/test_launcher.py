@@ -17,6 +17,7 @@ from penstock.admin import launcher
 from penstock.broker.access.checks import SYSTEM
 from penstock.broker.pipelines import Report, Stage
 from penstock.testing.broker import RunningBroker
+from penstock.testing.clock import ManualClock
 from tests.admin.api.asking import Asking, asking, on_loop
 from tests.admin.launching import (
     SilentServer,
@@ -175,19 +176,21 @@ def test_a_process_that_is_killed_has_failed(starting: Starting, silent: SilentS
     assert starting.start()["state"] == "starting", "and nobody waits until it counts as silent"
 
 
-def test_a_run_that_another_process_began_is_known_by_its_reports(starting: Starting) -> None:
-    write_file(starting.directory, "shop", starting.broker.address)
-    reports = starting.broker.server.broker.pipelines
-    on_loop(starting.broker, reports.report(SYSTEM, "shop", Report("elsewhere", 1, "running", "", [])))
-    starting.broker.restart()
-    starting.ask = Asking(starting.broker, opened=starting.ask.opened)
-    refused = starting.ask("POST", "/pipelines/shop/start")
-    assert (refused.status, refused.code) == (409, "pipeline_running")
-    assert starting.ask.ok("POST", "/pipelines/shop/stop") == {"asked": True}
-    assert on_loop(starting.broker, starting.broker.server.broker.pipelines.report(
-        SYSTEM, "shop", Report("elsewhere", 1, "stopped", "", [])
-    ))  # fmt: skip
-    assert starting.failure().startswith("topic not found")
+def test_a_run_that_another_process_began_is_known_by_its_reports(tmp_path: Path) -> None:
+    # Its clock stands still: the last report of that run and the start of the next one have the same time.
+    with asking(ManualClock(), pipelines=declared(tmp_path, "shop")) as ask:
+        starting = Starting(ask, tmp_path)
+        write_file(tmp_path, "shop", ask.broker.address)
+        reports = ask.broker.server.broker.pipelines
+        on_loop(ask.broker, reports.report(SYSTEM, "shop", Report("elsewhere", 1, "running", "", [])))
+        ask.broker.restart()
+        starting.ask = ask = Asking(ask.broker, opened=ask.opened)
+        refused = ask("POST", "/pipelines/shop/start")
+        assert (refused.status, refused.code) == (409, "pipeline_running")
+        assert ask.ok("POST", "/pipelines/shop/stop") == {"asked": True}
+        reports = ask.broker.server.broker.pipelines
+        assert on_loop(ask.broker, reports.report(SYSTEM, "shop", Report("elsewhere", 1, "stopped", "", [])))
+        assert starting.failure().startswith("topic not found")
 
 
 def test_pipelines_start_with_the_broker_and_end_with_it(tmp_path: Path, silent: SilentServer) -> None:

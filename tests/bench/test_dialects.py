@@ -40,6 +40,13 @@ def test_a_whole_run_has_every_offset_once_over_all_connections() -> None:
     assert dialect.check(received, 9) == {0: 4, 7: 5}
 
 
+def test_a_topic_that_holds_records_already_goes_on_behind_them() -> None:
+    dialect = FlyMQProduce("t", 10, 1, held_before=5)
+    assert dialect.check([acknowledged(5, 3)], 3) == {0: 8}
+    with pytest.raises(RecordLost, match="gap or a repetition"):
+        dialect.check([acknowledged(6, 3)], 3)
+
+
 @pytest.mark.parametrize("received", [acknowledged(0, 2) + acknowledged(3, 2), acknowledged(0, 2) * 2])
 def test_a_missing_or_repeated_offset_fails_the_run(received: bytes) -> None:
     with pytest.raises(RecordLost, match="gap or a repetition"):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from bench.report import markdown, write_json
-from bench.rounds import alone, amount, compared, interleave
+from bench.rounds import Measured, alone, amount, compared, cpu_note, cpu_us_each, interleave
 
 
 def test_sides_take_turns() -> None:
@@ -42,7 +42,23 @@ def test_a_report_names_the_machine_and_keeps_every_round(tmp_path: Path) -> Non
     rows = [compared("case", "a | b", "records/s", [1.0, 3.0, 2.0], "other", [1.0], ratio_min=1.0)]
     text = markdown({"cores": "2"}, rows)
     assert "- cores: 2" in text
-    assert "| case | a \\| b | 2.00 records/s (1.00 to 3.00) | other: 1.00 | 2.00x | at least 1x: met |  |" in text
+    assert "| case | a \\| b | 2.00 records/s (1.00 to 3.00) | other: 1.00 | 2.00x | at least 1x: met |  |  |" in text
     write_json(tmp_path / "results" / "run.json", {"cores": "2"}, rows)
     (result,) = json.loads((tmp_path / "results" / "run.json").read_text())["results"]
     assert (result["rounds"], result["ratio"]) == ([1.0, 3.0, 2.0], 2.0)
+
+
+def test_the_cost_of_a_record_is_the_servers_processor_time() -> None:
+    ours = [Measured(rate=1e6, server_cpu=0.5, load_cpu=0.1), Measured(rate=1e5, server_cpu=0.2, load_cpu=0.3)]
+    assert cpu_us_each(ours) == [0.5, 2.0]
+    row = compared("case", "setting", "records/s", [1.0], "other", [1.0], cpu_us=[2.0, 4.0, 3.0], against_cpu_us=[8.0])
+    assert "|  | 3.00 us (8.00 us) |  |" in markdown({}, [row])
+    assert "|  | 3.00 us |  |" in markdown({}, [alone("case", "setting", "records/s", [1.0], cpu_us=[3.0])])
+
+
+def test_a_load_that_was_the_bottleneck_is_named() -> None:
+    ours = [Measured(rate=1.0, server_cpu=0.5, load_cpu=0.25)]
+    theirs = [Measured(rate=1.0, server_cpu=0.75, load_cpu=0.95)]
+    assert cpu_note(ours) == "cpu: broker 0.50 + load 0.25"
+    limited = "cpu: broker 0.50 + load 0.25, Redis 0.75 + load 0.95; the load generator limits Redis"
+    assert cpu_note(ours, theirs, "Redis") == limited

@@ -208,7 +208,7 @@ class Launcher:
         return self.view(name)
 
     def is_starting(self, name: str) -> bool:
-        """Whether a process runs that has not reported yet, and so cannot be told by the answer to a report."""
+        """Whether a process runs that has not reported yet, and so cannot be stopped by the answer to a report."""
         process = self._processes.get(name)
         return process is not None and process.runs and not process.has_reported(self.view(name).info)
 
@@ -245,8 +245,8 @@ class Launcher:
                 is_ending = is_own or process.stop_asked
                 state, message = ("stopping", info.message) if is_ending else ("starting", "")
                 info = info._replace(state=state, message=message, alive=True, stopping=is_ending)
-        elif is_active if is_own else info.updated_ms < process.started_ms:
-            # It has ended without a last report, or before its first.
+        elif is_active if is_own else info.updated_ms <= process.started_ms:
+            # It has ended without a last report, or before its first: a report of the millisecond it started in is of the run before.
             info = info._replace(state=process.outcome, message=process.reason, alive=False, stopping=False)
         return View(info, declared, process)
 

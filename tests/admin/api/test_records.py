@@ -16,6 +16,7 @@ import pytest
 
 from penstock.admin.api import browsing
 from penstock.broker.access.checks import SYSTEM
+from penstock.testing.clock import ManualClock
 from penstock.workers import Worker
 from tests.admin.api.asking import Asking, asking, on_loop
 
@@ -147,14 +148,16 @@ def test_a_filter_stops_at_its_bound_and_says_where(ask: Asking, numbers: str, m
 
 
 def test_the_latest_records_are_the_latest_however_many_partitions_share_the_page(
-    ask: Asking, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(browsing, "SCANNED_MAX", 4)
     monkeypatch.setattr(browsing, "READ_BYTES", 1)
-    ask.ok("POST", "/topics", {"name": "many", "partitions": 4})
-    for number in range(20):
-        ask.ok("POST", "/topics/many/records", {"records": [{"value": f"n{number}", "partition": number % 4}]})
-    page = ask.ok("GET", "/topics/many/records?limit=3")
+    with asking(ManualClock()) as ask:
+        ask.ok("POST", "/topics", {"name": "many", "partitions": 4})
+        for number in range(20):
+            ask.ok("POST", "/topics/many/records", {"records": [{"value": f"n{number}", "partition": number % 4}]})
+            ask.broker.clock.advance(0.001)
+        page = ask.ok("GET", "/topics/many/records?limit=3")
     assert values(page) == ["n17", "n18", "n19"]
     assert page["end"] is True
 
@@ -339,7 +342,7 @@ def found_by(ask: Asking, topic: str, text: str) -> list[int]:
     return [each["offset"] for each in page["records"]]
 
 
-def test_every_decoded_record_is_looked_at_however_large_they_are(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_decoded_record_is_checked_however_large_they_are(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browsing, "DECODED_ROWS_PER_STEP", 4)
     monkeypatch.setattr(browsing, "DECODED_BYTES_PER_STEP", 20)
     monkeypatch.setattr(browsing, "SCAN_S_MAX", 30.0)
