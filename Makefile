@@ -62,7 +62,7 @@ MEMORY_TESTS := $(POWER_CUT_TESTS) $(wildcard tests/test_*.py) \
 	$(filter-out tests/__pycache__ tests/crash tests/log tests/testing,$(patsubst %/,%,$(wildcard tests/*/)))
 
 # What relies most on how a log answers, on an engine that answers as freely as it may.
-SKIPPING_TESTS := $(addprefix tests/broker/,deliveries groups schedule staging topics transactions)
+SKIPPING_TESTS := $(addprefix tests/broker/,deliveries groups schedule topics transactions)
 .PHONY: test-engines
 test-engines: $(SETUP_DONE) ## broker and sessions on an engine that skips, delays and reorders (15 min)
 	@$(call pytest_twice,tests/broker tests/protocols --engine shared --engine-seed $(or $(SEED),0),--numprocesses $(JOBS) --dist loadfile)
@@ -87,7 +87,7 @@ test-lowest: $(SETUP_DONE) ## the quick tests with the lowest versions pyproject
 
 # All that runs a session of Spark, pipelines and a cluster included.
 .PHONY: test-spark
-test-spark: $(SETUP_DONE) ## tests that run Spark with another version of it (SPARK=4.2.1; 25 min)
+test-spark: $(SETUP_DONE) ## tests that run Spark with another version of it (SPARK=4.2.1; 15 min)
 	@mkdir -p build && sed 's/^pyspark==.*/pyspark==$(or $(SPARK),4.2.1)/' constraints.txt >build/spark-$(or $(SPARK),4.2.1).txt
 	@EXTRA=dev scripts/test-elsewhere $(BIN)/python build/spark-$(or $(SPARK),4.2.1).txt -m jvm tests/spark tests/crash/test_spark_cluster.py
 

@@ -1,4 +1,4 @@
-"""Print branch coverage by package from the JSON report of coverage.py: lines and branches that ran, of those there are."""
+"""Print branch coverage by package from the JSON report of coverage.py: lines and branches that ran, of all."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 AFTERWARDS: Final = 1.5
-"""So many times its timeout, a test that was cancelled may take to the end of its fixtures."""
+"""How many times its timeout a cancelled test may take until its fixtures have ended."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

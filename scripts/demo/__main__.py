@@ -26,7 +26,7 @@ from scripts.demo.orders import WINDOW_MINUTES, Sent
 from scripts.demo.speakers import SPEAKERS, configuration
 
 PNG = Path("build/demo/turnover.png")
-"""Stays, to be looked at, until `make clean`."""
+"""Stays, to be examined, until `make clean`."""
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def run(narrator: Narrator, file: Path) -> None:
 
 
 def rebuild(narrator: Narrator, broker: BrokerProcess, file: Path) -> None:
-    """Register a version of the schema that takes refunds, and make silver anew by it."""
+    """Register a version of the schema that takes refunds, and make silver again by it."""
     with broker.connect() as client:
         version = client.schemas.register(SCHEMA_NAME, json.dumps(WITH_REFUNDS)).version
         client.truncate_topic(TOPIC, "latest")

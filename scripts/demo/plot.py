@@ -21,7 +21,7 @@ SHADES: Final = ("█", "▒", "▓", "░", "▚")
 
 
 def in_terminal(console: Console, turnover: Turnover, channels: Sequence[str]) -> None:
-    """One bar a window, its parts told apart by channel."""
+    """One bar a window, its parts distinguished by channel."""
     largest = max(sum(parts.values()) for parts in turnover.values())
     colours = dict(zip(channels, COLOURS, strict=False))
     plain = console.color_system is None

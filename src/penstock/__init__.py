@@ -4,7 +4,7 @@
     client.send("orders", b"one")
 
 `connect` gives a sync client, `connect_async` its async twin; errors are in `penstock.errors`. Importing this package costs next to
-nothing: clients are imported when they are asked for.
+nothing: clients are imported on first use.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from penstock.futures import shield
 RETRY_S_MIN: Final = 0.2
 RETRY_S_MAX: Final = 2.0
 FAILURE_CHARS_MAX: Final = 500
-"""Of an error as it is kept, logged and shown by /readyz."""
+"""For an error as it is kept, logged and shown by /readyz."""
 
 log = structlog.get_logger("penstock.background")
 

@@ -1,7 +1,7 @@
 """A column of byte strings that all have one size, kept as they lie in memory.
 
 Records of one kind often have one size. A read that brings a hundred of them is cut out of the socket's bytes as one piece, and stays one
-piece through the batch, the block and the reply: no byte string is made for a record. To whoever looks at cells it is a sequence of
+piece through the batch, the block and the reply: no byte string is made for a record. As cells, it is a sequence of
 byte strings as any other.
 """
 
@@ -60,6 +60,13 @@ def are_uniform(columns: Sequence[object]) -> TypeGuard[Sequence[UniformCells]]:
     return type(first) is UniformCells and all(
         type(column) is UniformCells and column.cell_bytes == first.cell_bytes for column in columns
     )
+
+
+def concatenated(columns: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
+    """Return the cells of all columns, one column after the other; as one piece, if they all have one size and lie so."""
+    if len(columns) == 1:
+        return columns[0]
+    return joined(columns) if are_uniform(columns) else [cell for column in columns for cell in column]
 
 
 def joined(columns: Sequence[UniformCells]) -> UniformCells:

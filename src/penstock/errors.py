@@ -127,7 +127,7 @@ class InstanceFenced(ConsumerFenced):
 
 
 class NotLeading(PenstockError):
-    """This node of a cluster does not lead, and what was asked for is decided by the one that does. The message says which that is. Try
+    """This node of a cluster does not lead, and only the one that does can handle the request. The message names it. Try
     again: requests are passed on once it is known who leads."""
 
     code = "not_leading"
@@ -263,7 +263,7 @@ class OutcomeUnknown(WriteFailed):
     code = "outcome_unknown"
     settle: Callable[[], Awaitable[bool]] | None = None
     """Given by a log that can tell without a restart: returns, once that is certain, whether the records are stored. Those that are can
-    be read then, and those that are not never will be. Raises a PenstockError if it cannot be told now either; ask again."""
+    be read then, and those that are not never will be. Raises a PenstockError if that is still unknown; ask again."""
 
 
 class NoSpace(NotWritten):

@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 def shield(inner: asyncio.Future[T]) -> asyncio.Future[T]:
-    """Return a future with the outcome of `inner`, which goes on if the returned one is cancelled.
+    """Return a future with the outcome of `inner`, which continues if the returned one is cancelled.
 
     `asyncio.shield` does the same, but since Python 3.14 it also reports an error of `inner` to the event loop once the waiter has been
-    cancelled. Here whoever owns `inner` handles its errors: a client that hangs up while its write fails is no bug to be logged.
+    cancelled. Here the owner of `inner` handles its errors: a client that disconnects while its write fails is no bug to be logged.
     """
     if inner.done():
         return inner

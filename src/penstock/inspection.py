@@ -4,7 +4,7 @@ A dissector of a protocol (`protocols/<name>/inspection.py`) takes what one stre
 each with the protocol's own codec. It is fed aside from the conversation, later, so it may take its time; what it makes of strange bytes is
 text too and never an error.
 
-Bytes are what records are made of: of keys, values and headers only the size is told unless `payloads` are asked for. Credentials are
+Of keys, values and headers only the size is shown unless `payloads` are requested. Credentials are
 never told.
 """
 
@@ -22,9 +22,9 @@ import msgspec
 from penstock.errors import PenstockError
 
 TEXT_CHARS_MAX: Final = 1_000
-"""Of one field."""
+"""Per field."""
 ITEMS_SHOWN_MAX: Final = 5
-"""Of a list in a field; how many there are is told."""
+"""For a list in a field; the total is shown."""
 DEPTH_MAX: Final = 4
 HEAD_BYTES_MAX: Final = 16
 """In which every protocol with frames says how long a frame is."""
@@ -33,7 +33,7 @@ PAYLOADS: Final = frozenset({"key", "keys", "value", "values", "payload", "paylo
 """Fields that are parts of records, also where a protocol has them as text."""
 HIDDEN: Final = "hidden"
 QUOTES_RECORD: Final = "schema validation failed"
-"""How errors begin that go on with values of the record."""
+"""Prefixes of errors that go on to quote values of the record."""
 
 
 class Field(NamedTuple):
@@ -135,7 +135,7 @@ class Cutter:
         self._lost = False
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that are complete, each decoded when it is asked for. Those that nobody asked for come first the next time."""
+        """Yield the complete frames, each decoded on demand. Those that were not consumed come first the next time."""
         if self._lost:
             yield Frame("not decoded", len(data), ())
             return

@@ -46,7 +46,7 @@ def validate_group_name(name: str, bytes_max: int) -> None:
 
 
 def validate_name(name: str, what: str, bytes_max: int) -> None:
-    """Of anything but topics. Raises InvalidRequest."""
+    """For names of anything but topics. Raises InvalidRequest."""
     size = _size_bytes(name)
     if not 1 <= size <= bytes_max:
         raise InvalidRequest(f"{what} has {size} bytes: use 1 to {bytes_max}")

@@ -65,7 +65,7 @@ def _prepare_process(config: Config) -> None:
 
 
 def _check_addresses(config: Config) -> None:
-    """Raises ConfigError where an address is taken: before there is a data directory, and before a log is recovered for nothing."""
+    """Raises ConfigError if an address is taken: before there is a data directory, and before a log is recovered for nothing."""
     binds = [
         (f"listeners.{name}.bind", settings.bind, name in QUIC_PROTOCOLS)
         for name, settings in config.listeners.enabled()
@@ -86,7 +86,7 @@ def _setup_advice(server: Server) -> str:
     assert settings is not None
     address = f"flymq{'' if settings.tls is None else 's'}://{server.addresses['flymq']}"
     command = ["penstock", "user", "setup", "--data-dir", str(server.config.data_dir), "--server", address]
-    return f"there is no administrator yet; make yourself one with: {shlex.join(command)}"
+    return f"there is no administrator yet; create one with: {shlex.join(command)}"
 
 
 async def _serve(config: Config, announce: Callable[[str], None], disk: Disk | None) -> None:

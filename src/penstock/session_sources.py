@@ -19,14 +19,18 @@ from penstock.config import Listener as ListenerSettings
 from penstock.net.peers import Dialer, Introduction, Streams
 from penstock.net.quic_session import QuicConnection, QuicSession
 from penstock.net.session import Connection, Session
+from penstock.protocols.blipmq.following import NodeBlipMQ
 from penstock.protocols.blipmq.session import BlipMQ
 from penstock.protocols.felix import wire as felix_wire
 from penstock.protocols.felix.codec.scopes import Scopes
+from penstock.protocols.felix.following import NodeFelix
+from penstock.protocols.felix.server.identities import Identity
 from penstock.protocols.felix.session import Felix
 from penstock.protocols.flymq.server.dispatch import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.fujin import wire as fujin_wire
 from penstock.protocols.fujin.codec.commands import WriteForm
+from penstock.protocols.fujin.following import NodeFujin
 from penstock.protocols.fujin.server.settings import Alias, FujinSettings
 from penstock.protocols.fujin.session import Fujin
 from penstock.protocols.rustlog.session import RustLog
@@ -77,7 +81,7 @@ def _flymq(given: Surroundings) -> FlyMQ:
         given.broker,
         clock=given.clock,
         node=Node(given.node, given.address),
-        dial_leader=None if given.dialer is None else ClientDialer(given.dialer),
+        dial_leader=None if given.dialer is None else ClientDialer(given.dialer, "flymq"),
         principal=ANONYMOUS if given.settings.auth == "none" else UNAUTHENTICATED,
         login_required=given.settings.auth == "required" and not given.config.access.allow_anonymous,
         dialect=Dialect(given.settings.dialect),
@@ -85,17 +89,18 @@ def _flymq(given: Surroundings) -> FlyMQ:
 
 
 class ClientDialer:
-    """Connects to the node that leads, for clients of FlyMQ that are known here."""
+    """Connects to the node that leads, for clients of one protocol that are known here."""
 
-    def __init__(self, dialer: Dialer) -> None:
+    def __init__(self, dialer: Dialer, protocol: str) -> None:
         self._dialer = dialer
+        self._protocol = protocol
 
     def leader(self) -> str | None:
         return self._dialer.leader()
 
     async def dial(self, principal: Principal, native: bool | None) -> Streams:
         introduction = Introduction(
-            "flymq",
+            self._protocol,
             principal.address,
             name=principal.name,
             roles=tuple(principal.roles),
@@ -105,14 +110,55 @@ class ClientDialer:
         return await self._dialer.dial(introduction)
 
 
-def introduced_flymq(source: FlyMQ, connection: Connection, introduction: Introduction) -> Session:
+class FelixDialer:
+    """The same for clients of Felix, of which more is known."""
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+
+    def leader(self) -> str | None:
+        return self._dialer.leader()
+
+    async def dial(self, identity: Identity, *, is_native: bool, with_codes: bool) -> Streams:
+        principal = identity.principal
+        introduction = Introduction(
+            "felix",
+            principal.address,
+            name=principal.name,
+            roles=tuple(principal.roles),
+            trusted=principal.trusted,
+            native=is_native,
+            tenant=identity.tenant_id,
+            key=None if identity.key_digest is None else identity.key_digest.hex(),
+            codes=with_codes,
+        )
+        return await self._dialer.dial(introduction)
+
+
+def introduced_session(
+    source: SessionSource | QuicSessionSource, connection: Connection, introduction: Introduction
+) -> Session:
+    """The session of a client that another node speaks for."""
     principal = Principal(
         introduction.name, frozenset(introduction.roles), introduction.trusted, address=introduction.peer
     )
-    return source.introduced(connection, principal, native=introduction.native)
+    if isinstance(source, FlyMQ):
+        return source.introduced(connection, principal, native=introduction.native)
+    if isinstance(source, NodeFujin):
+        return source.introduced(connection, principal, deployed=bool(introduction.native))
+    if isinstance(source, NodeFelix):
+        digest = None if introduction.key is None else bytes.fromhex(introduction.key)
+        return source.introduced(
+            connection,
+            Identity(principal, introduction.tenant, digest),
+            is_native=bool(introduction.native),
+            with_codes=introduction.codes,
+        )
+    assert isinstance(source, NodeBlipMQ)
+    return source.introduced(connection, principal)
 
 
-def _blipmq(given: Surroundings) -> BlipMQ:
+def _blipmq(given: Surroundings) -> BlipMQ | NodeBlipMQ:
     settings = given.settings
     assert isinstance(settings, BlipMQListener)
     keys = [key.get_secret_value() for key in settings.api_keys]
@@ -120,7 +166,8 @@ def _blipmq(given: Surroundings) -> BlipMQ:
         keys.append(DEVELOPMENT_API_KEY)
     if not keys and not len(given.broker.api_keys):
         log.info("no_api_key", listener="blipmq", consequence="nobody can log in", advice="penstock key create NAME")
-    return BlipMQ(given.broker, clock=given.clock, api_keys=keys, message_ttl_ms=settings.message_ttl_ms)
+    shared = BlipMQ(given.broker, clock=given.clock, api_keys=keys, message_ttl_ms=settings.message_ttl_ms)
+    return shared if given.dialer is None else NodeBlipMQ(shared, ClientDialer(given.dialer, "blipmq"))
 
 
 def _rustlog(given: Surroundings) -> RustLog:
@@ -136,7 +183,7 @@ def _rustlog(given: Surroundings) -> RustLog:
 
 
 def _is_required(given: Surroundings, auth: str) -> bool:
-    """Whether strangers are turned away; `auto` is as FlyMQ has it."""
+    """Whether anonymous clients are refused; `auto` follows FlyMQ."""
     flymq = given.config.listeners.flymq
     return auth == "required" or (auth == "auto" and flymq is not None and flymq.auth == "required")
 
@@ -148,7 +195,7 @@ PROTOCOLS: Mapping[str, Callable[[Surroundings], SessionSource]] = {
 }
 
 
-def _fujin(given: Surroundings) -> Fujin:
+def _fujin(given: Surroundings) -> Fujin | NodeFujin:
     settings = given.settings
     assert isinstance(settings, FujinListener)
     required = _is_required(given, settings.auth)
@@ -158,19 +205,20 @@ def _fujin(given: Surroundings) -> Fujin:
     }
     write_form = None if settings.write_form == "auto" else WriteForm(settings.write_form)
     same: dict[str, Any] = {each.name: getattr(settings, each.name) for each in fields(FujinSettings)}
-    return Fujin(
+    shared = Fujin(
         given.broker,
         settings=FujinSettings(**same | {"aliases": aliases, "write_form": write_form}),
         principal=UNAUTHENTICATED if required else ANONYMOUS,
         login_required=required and not given.config.access.allow_anonymous,
     )
+    return shared if given.dialer is None else NodeFujin(shared, ClientDialer(given.dialer, "fujin"))
 
 
-def _felix(given: Surroundings) -> Felix:
+def _felix(given: Surroundings) -> Felix | NodeFelix:
     settings = given.settings
     assert isinstance(settings, FelixListener)
     required = _is_required(given, settings.auth) or (settings.auth == "auto" and bool(settings.tokens))
-    return Felix(
+    felix = Felix(
         given.broker,
         clock=given.clock,
         dialect=settings.dialect,
@@ -183,12 +231,15 @@ def _felix(given: Surroundings) -> Felix:
         slow_subscriber=settings.slow_subscriber,
         subscriber_lag_records_max=settings.subscriber_lag_records_max,
     )
+    return felix if given.dialer is None else NodeFelix(felix, FelixDialer(given.dialer))
 
 
 QUIC_PROTOCOLS: Mapping[str, Callable[[Surroundings], QuicSessionSource]] = {
     "fujin": _fujin,
     "felix": _felix,
 }
+INTRODUCED = frozenset({"flymq", "blipmq", "fujin", "felix"})
+"""Protocols whose nodes pass on to the node that leads what they do not answer."""
 # What a client offers in its handshake: Fujin's must, Felix's may.
 ALPN = {"fujin": (fujin_wire.ALPN,), "felix": (felix_wire.ALPN,)}
 ALPN_REQUIRED = frozenset({"fujin"})

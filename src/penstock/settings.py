@@ -17,12 +17,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _number(value: object) -> int | float | str:
+def number_or_text(value: object) -> int | float | str:
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         return value
     raise ValueError("write a number, or a text with a unit")
 
 
-Size = Annotated[int, BeforeValidator(lambda value: parse_size(_number(value)))]
-DurationMs = Annotated[int, BeforeValidator(lambda value: parse_duration_ms(_number(value)))]
-Seconds = Annotated[float, BeforeValidator(lambda value: parse_duration_s(_number(value)))]
+Size = Annotated[int, BeforeValidator(lambda value: parse_size(number_or_text(value)))]
+DurationMs = Annotated[int, BeforeValidator(lambda value: parse_duration_ms(number_or_text(value)))]
+Seconds = Annotated[float, BeforeValidator(lambda value: parse_duration_s(number_or_text(value)))]

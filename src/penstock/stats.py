@@ -55,7 +55,7 @@ class SessionStats:
 
 @dataclass(slots=True)
 class PushStats(SessionStats):
-    """What a protocol counts that sends records by itself to whoever subscribes."""
+    """Statistics of a protocol that pushes records to subscribers."""
 
     subscribers: int = 0
     """Open now."""

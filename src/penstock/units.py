@@ -132,9 +132,9 @@ def format_setting(key: str, value: Any) -> str:
         return "forever" if key.rsplit(".", 1)[-1].startswith("retention") else "-"
     if isinstance(value, bool):
         return str(value).lower()
-    name = key.removesuffix("_max")
-    if isinstance(value, int) and name.endswith("_bytes"):
+    if isinstance(value, int) and "_bytes" in key:
         return format_size(value)
+    name = key.removesuffix("_max")
     if isinstance(value, int) and name.endswith("_ms"):
         return format_duration_ms(value)
     if isinstance(value, float) and name.endswith("_s"):

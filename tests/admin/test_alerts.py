@@ -38,7 +38,7 @@ def alerts_of(ask: Asking) -> Alerts:
 
 
 def evaluate(ask: Asking, *minutes: float) -> list[Any]:
-    """Sample, and evaluate as if it were so many minutes after the epoch."""
+    """Sample, and evaluate as if it were this many minutes after the epoch."""
     alerts_of(ask).history.on_sampled = lambda now_ms: None
 
     async def evaluating() -> None:
@@ -128,7 +128,7 @@ def test_an_alert_is_on_once_it_has_held_for_its_time(ask: Asking, monkeypatch: 
     monkeypatch.setattr(alerts, "LAG_S_MAX", 300.0)
     assert evaluate(ask, 11) == []
     monkeypatch.setattr(alerts, "LAG_S_MAX", -1.0)
-    assert evaluate(ask, 12, 21.9) == []  # it begins anew
+    assert evaluate(ask, 12, 21.9) == []  # it begins again
     assert len(evaluate(ask, 22)) == 1
 
 

@@ -88,7 +88,7 @@ def test_samples_are_taken_by_themselves(monkeypatch: pytest.MonkeyPatch) -> Non
     [(60, [1000, 900], 9 * 3600.0), (60, [900, 1000], None), (0.5, [1000, 900], None), (60, [-1, -1], None)],
     ids=["filling", "emptying", "too early", "no files"],
 )
-def test_the_disk_is_full_when_the_last_hour_goes_on(
+def test_the_disk_is_full_when_the_last_hour_continues(
     ask: Asking, minutes: float, free: list[int], expected_s: float | None
 ) -> None:
     kept = history_of(ask)

@@ -1,4 +1,4 @@
-"""The admin address with TLS and a login: what is told to whom."""
+"""The admin address with TLS and a login: who may see what."""
 
 from __future__ import annotations
 

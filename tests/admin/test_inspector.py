@@ -271,7 +271,7 @@ def test_a_peer_that_speaks_something_else_is_shown_as_such(ask: Asking) -> None
 
 
 class _Interrupted:
-    """Runs work in place of a worker, and gives it up at its n-th step, as when the broker stops or whoever asked hangs up."""
+    """Runs work in place of a worker, and gives it up at its n-th step, as when the broker stops or the client disconnects."""
 
     def __init__(self, steps: int) -> None:
         self._left = steps

@@ -33,6 +33,6 @@ async def user(broker: Broker, name: str, *roles: str) -> Principal:
 
 
 async def of_files(operation: Callable[..., Awaitable[object]], *given: object) -> None:
-    """An operation that a log refuses which is not in files, but only whoever gets past the access check is told."""
+    """An operation that a log without files refuses, but only after the access check."""
     with suppress(NotSupported):
         await operation(*given)

@@ -57,6 +57,7 @@ SAFE_BY_THEMSELVES = {
     "schemas.validate",
     "staging.abort",
     "staging.commit",  # decides and publishes in tasks of its own
+    "staging.write",  # the same, after a run that is begun to its end
     "subscriptions.load",
     "transactions.commit",  # appends, and waits for that only
 }

@@ -97,7 +97,7 @@ async def test_a_node_that_follows_has_the_one_that_leads_create_topics(nodes: l
     assert await read_values(one.partition(WHO, "missing", 0)) == [b"x"]
 
 
-async def test_deliveries_and_delayed_records_go_on_at_the_successor(nodes: list[Node], clock: ManualClock) -> None:
+async def test_deliveries_and_delayed_records_continue_at_the_successor(nodes: list[Node], clock: ManualClock) -> None:
     one, two, _ = (node.broker for node in nodes)
     await one.create_topic(WHO, "orders", TopicConfig())
     subscription = await subscribe(one, name="shop")

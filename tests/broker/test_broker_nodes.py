@@ -67,7 +67,7 @@ async def test_a_reader_elsewhere_begins_behind_what_was_acknowledged_here(nodes
     assert described.partitions[0].committed_end == end
 
 
-async def test_an_offset_that_is_committed_here_is_where_the_group_goes_on_elsewhere(nodes: list[Node]) -> None:
+async def test_an_offset_that_is_committed_here_is_where_the_group_continues_elsewhere(nodes: list[Node]) -> None:
     one, two = (node.broker for node in nodes)
     await shared_topic(nodes)
     for offset in range(1, 20):
@@ -90,7 +90,7 @@ async def test_a_subscription_reads_partitions_that_another_node_adds(nodes: lis
     assert await take_values(two, subscription) == [b"new"]
 
 
-async def test_a_subscription_ends_with_its_topic_whoever_deletes_it(nodes: list[Node]) -> None:
+async def test_a_subscription_ends_with_its_topic_on_whichever_node_that_is_deleted(nodes: list[Node]) -> None:
     one, two = (node.broker for node in nodes)
     await shared_topic(nodes)
     subscription = await subscribe(two)

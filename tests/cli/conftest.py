@@ -64,3 +64,12 @@ def broker(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningBroker]
     with RunningBroker() as broker:
         monkeypatch.setenv("PENSTOCK_SERVER", broker.url)
         yield broker
+
+
+@pytest.fixture
+def guarded(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningBroker]:
+    """A broker that requires authentication, and the commands run by an administrator."""
+    with RunningBroker(dev=True, listeners={"flymq": {"auth": "required"}}) as broker:
+        monkeypatch.setenv("PENSTOCK_SERVER", f"flymq://admin@{broker.address}")
+        monkeypatch.setenv("PENSTOCK_PASSWORD", "admin")
+        yield broker

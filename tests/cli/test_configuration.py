@@ -134,6 +134,8 @@ def test_a_flag_without_a_value_is_refused(run: Run) -> None:
     [
         ("log.segment_bytes", 128 << 20, "128 MiB"),
         ("limits.record_bytes_max", 1000, "1000 B"),
+        ("limits.under_pressure_bytes_min", 64 << 10, "64 KiB"),
+        ("log.tail_bytes_per_partition", 4 << 20, "4 MiB"),
         ("log.segment_ms", 604_800_000, "7d"),
         ("listeners.flymq.idle_s_max", 300.0, "5m"),
         ("listeners.flymq.header_s_max", 0.25, "250ms"),

@@ -179,7 +179,7 @@ def test_the_broker_can_leave_records_out(run: Run, orders: RunningBroker) -> No
     assert run("consume", "orders", "--filter", "$.two > 2").text == ""
 
 
-def test_a_group_goes_on_where_it_stopped(run: Run, orders: RunningBroker) -> None:
+def test_a_group_continues_where_it_stopped(run: Run, orders: RunningBroker) -> None:
     assert run("consume", "orders", "-p", "0", "--group", "billing", "--max", "1").text == "one\n"
     assert run("consume", "orders", "-p", "0", "--group", "billing", "--max", "1").text == '{"two": 2}\n'
     assert orders.connect().committed("orders", "billing", 0) == 2

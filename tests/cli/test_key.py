@@ -50,6 +50,6 @@ def test_names_are_unique_and_missing_ones_are_told(run: Run, penstock_broker: R
     assert "there is a key worker already" in again.err
     missing = run(*server, "key", "revoke", "nobody", "--yes")
     assert missing.code == 1
-    assert "no key is called nobody" in missing.err
+    assert "there is no key nobody" in missing.err
     with penstock_broker.connect() as client, pytest.raises(EntryNotFound):
         client.keys.revoke("nobody")

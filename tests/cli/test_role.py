@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
-
-
-@pytest.fixture
-def guarded(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningBroker]:
-    """A broker that asks who they are, and an administrator who runs the commands."""
-    with RunningBroker(dev=True, listeners={"flymq": {"auth": "required"}}) as broker:
-        monkeypatch.setenv("PENSTOCK_SERVER", f"flymq://admin@{broker.address}")
-        monkeypatch.setenv("PENSTOCK_PASSWORD", "admin")
-        yield broker
 
 
 def test_roles_are_listed_set_and_deleted(run: Run, guarded: RunningBroker) -> None:

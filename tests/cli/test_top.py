@@ -49,7 +49,7 @@ class Screen:
             self.read()
 
     def read(self) -> bool:
-        """Read what there is; False at the end."""
+        """Read what has arrived; False at the end."""
         ready, _, _ = select.select([self._terminal], [], [], 1.0)
         if not ready:
             return True

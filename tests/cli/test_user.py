@@ -14,14 +14,6 @@ from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
 
-@pytest.fixture
-def guarded(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningBroker]:
-    with RunningBroker(dev=True, listeners={"flymq": {"auth": "required"}}) as broker:
-        monkeypatch.setenv("PENSTOCK_SERVER", f"flymq://admin@{broker.address}")
-        monkeypatch.setenv("PENSTOCK_PASSWORD", "admin")
-        yield broker
-
-
 def test_users_are_created_listed_changed_and_deleted(run: Run, guarded: RunningBroker) -> None:
     assert run("user", "create", "ann", "--role", "producer", "--password-stdin", input=b"secret\n").text == (
         "created user ann\n"
@@ -101,10 +93,10 @@ def test_a_certificate_gets_a_user_with_a_password_nobody_knows(run: Run, guarde
     assert row["user"] == "CN=billing,O=Example"
 
 
-def test_whoever_one_is_is_told(run: Run, guarded: RunningBroker) -> None:
+def test_whoami_shows_the_authenticated_user(run: Run, guarded: RunningBroker) -> None:
     assert run("user", "whoami").text == "user         admin\nroles        admin\npermissions  read, write, admin\n"
     nobody = run("-s", guarded.url, "user", "whoami")
-    assert nobody.text == "nobody: this broker does not ask, or you have not logged in\n"
+    assert nobody.text == "anonymous: this broker requires no authentication, or you have not logged in\n"
 
 
 def test_nothing_to_change_and_no_yes_are_said(run: Run, guarded: RunningBroker) -> None:

@@ -45,7 +45,7 @@ def test_a_closed_thread_refuses_work_and_may_be_closed_again() -> None:
         thread.run(thread_name())
 
 
-def test_closing_ends_whoever_waits() -> None:
+def test_closing_ends_waiting_calls() -> None:
     thread = LoopThread("a client")
     started = threading.Event()
     caught: list[BaseException] = []

@@ -157,8 +157,8 @@ async def test_only_a_peer_that_has_answered_nothing_may_be_another_protocols(se
     answered.pipeline.data_received(b"A\n")
     for each in (setup, answered):
         each.pipeline.connection_lost(None)
-    assert "is this protocol spoken there" in str(setup.pipeline.lost)
-    assert "is this protocol spoken there" not in str(answered.pipeline.lost)
+    assert "wrong port" in str(setup.pipeline.lost)
+    assert "wrong port" not in str(answered.pipeline.lost)
 
 
 async def test_what_a_decoder_finds_wrong_behind_good_replies_counts_after_them() -> None:

@@ -37,7 +37,7 @@ async def test_what_has_come_before_is_handed_over_first(tmp_path: Path) -> None
         assert told == [b"early\n", b""]
 
 
-async def test_an_error_of_whoever_is_handed_bytes_ends_the_connection(tmp_path: Path) -> None:
+async def test_an_error_of_the_receiver_of_bytes_ends_the_connection(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
         client = await service.client()
         reported: list[dict[str, Any]] = []
@@ -133,7 +133,7 @@ async def test_streams_of_the_server_may_be_handed_over(tmp_path: Path) -> None:
         assert await read_line(handed[0]) == b"back\n"
 
 
-async def test_whoever_wants_to_know_is_told_that_it_is_over(tmp_path: Path) -> None:
+async def test_the_callback_for_the_end_of_a_connection_is_called(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
         client = await service.client()
         told: list[ConnectionLost] = []
@@ -164,7 +164,7 @@ async def test_a_name_that_does_not_exist_cannot_be_reached() -> None:
 async def test_who_is_not_trusted_is_refused_with_what_to_do(tmp_path: Path) -> None:
     async with serving_quic(tmp_path) as service:
         with pytest.raises(
-            Unreachable, match=r"cannot connect to 127\.0\.0\.1:\d+: .* name whom to trust with \?ca=FILE"
+            Unreachable, match=r"cannot connect to 127\.0\.0\.1:\d+: .* name a trusted CA with \?ca=FILE"
         ):
             await connect_quic("127.0.0.1", service.port, alpn="lines")
 

@@ -99,7 +99,7 @@ async def test_it_is_begun_again_where_it_broke_and_nothing_is_left_open(net: Ne
     assert [connection.is_closed for connection in net.made] == [True, False]
     assert talks.leave() is second
     assert (await talks.get()).connection is net.made[2]
-    assert not second.connection.is_closed  # whoever took it over sees to it
+    assert not second.connection.is_closed  # the caller that took it over closes it
 
 
 async def test_it_is_tried_again_a_few_times_unless_asked_for_at_once(net: Net) -> None:

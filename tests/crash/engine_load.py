@@ -27,7 +27,7 @@ TOPICS = {
     "table": TopicConfig(segment_bytes=4096, cleanup="compact"),
 }
 TABLE_KEYS = 3
-OPTIONS = EngineOptions(
+OPTIONS = EngineOptions.model_construct(
     journal_bytes=16 << 10,
     checkpoint_bytes=2048,
     reserve_bytes=0,

@@ -67,7 +67,7 @@ def count_recovery(crashed: Path, directory: Path) -> Counter[str]:
 
 
 def targets(operations: Mapping[str, int], per_kind: int | None) -> Iterator[CrashAt]:
-    """Yield the operations to end at: so many of each kind, evenly spread over those that are certain to come, or all."""
+    """Yield the operations to end at: this many of each kind, evenly spread over those that are certain to come, or all."""
     for kind, count in sorted(operations.items()):
         certain = max(1, int(count * CERTAIN))
         if per_kind is None:

@@ -59,7 +59,7 @@ class Event(NamedTuple):
 
 
 async def consume(url: str, log: Path) -> None:
-    """Read, log, commit and log again, for ever."""
+    """Read, log, commit and log again, forever."""
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(kind: str, partitions: Sequence[tuple[int, int]], time_s: float | None = None) -> None:

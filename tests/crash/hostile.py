@@ -64,7 +64,7 @@ _ZEROS: Final = memoryview(bytes(FLYMQ_BYTES_MAX))
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a hostile peer says on one listener: some bytes, then zeros, for ever or up to a size."""
+    """What a hostile peer sends on one listener: some bytes, then zeros, forever or up to a size."""
 
     listener: str
     words: bytes

@@ -32,7 +32,7 @@ from tests.crash.relay import Relay
 TOPICS = {"single": 1, "spread": 3}
 ROUND_S_MAX = 90.0
 BROKER_EVERY = 4
-"""Of so many kills, one is of the broker, by default."""
+"""By default, one of this many kills is of the broker."""
 PAUSE_S_MAX = 0.05
 SILENCE_S_MAX = 0.03
 """How long answers are kept back before connections are cut."""
@@ -123,7 +123,7 @@ async def run(
     broker_every: int = BROKER_EVERY,
     report: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Write through so many kills, and read everything."""
+    """Write through this many kills, and read everything."""
     chance = random.Random(seed)
     broker = BrokerProcess(directory / "data")
     await asyncio.to_thread(broker.start)
@@ -203,7 +203,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--broker-every", type=int, default=BROKER_EVERY, help="of so many kills, one is of the broker")
+    parser.add_argument(
+        "--broker-every", type=int, default=BROKER_EVERY, help="one of this many kills is of the broker"
+    )
     arguments = parser.parse_args()
 
     def report(line: str) -> None:

@@ -2,7 +2,7 @@
 
     python -m tests.crash.migration --records 10000000 --kills 6
 
-A topic with four partitions is filled, and a client goes on writing to it, through everything. `penstock migrate` is killed with SIGKILL at
+A topic with four partitions is filled, and a client keeps writing to it throughout. `penstock migrate` is killed with SIGKILL at
 random moments of its first pass, and started again until it ends by itself. Then the broker is stopped, the command finishes, and a broker
 on the new engine starts at the same address: that is the cut-over. The same again on the way back. In the end every record that was ever
 acknowledged must be where its acknowledgement says, once; ends with 1 otherwise, and if a kill came too late to be one.

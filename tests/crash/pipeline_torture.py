@@ -6,7 +6,7 @@ Two topics are fed; a pipeline takes them to bronze, silver and gold, one of the
 something at a moment of its own: the broker, the driver with its virtual machine (at any moment, or right after a table was committed), a
 Python process of Spark's; or it makes a commit fail, makes batches repeat whose commit is forgotten, begins a rebuild of silver, or starts
 a second run beside the first. Small files are compacted all the time. In the end a reader that is not Spark finds every record of the
-topics in the tables, once. Ends with 1, and leaves its files where they are, where that is not so or the pipeline stands still.
+topics in the tables, once. Ends with 1, and leaves its files where they are, if that is not so or the pipeline stands still.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class PipelineTorture(Torture):
 
     def _compact_all_the_time(self) -> None:
         while not self._over.wait(COMPACT_EVERY_S):
-            # Whoever loses a race tries again; a table may not be there yet.
+            # The loser of a race tries again; a table may not exist yet.
             with suppress(PenstockError, DeltaError, OSError):
                 for _, done in compact_tables(self._pipeline, file_bytes=1 << 20, keep_s=VACUUM_KEEP_S_MIN):
                     self._compactions += done.files_after < done.files_before

@@ -1,4 +1,4 @@
-"""Processes that others have started, found in /proc: what there is to kill."""
+"""Processes that others have started, found in /proc: what can be killed."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def until(condition: Callable[[], object], what: str, seconds: float = WAI
 
 @asynccontextmanager
 async def beside(*chores: Awaitable[None]) -> AsyncIterator[None]:
-    """Chores that go on until the block ends, or until they have lost their broker."""
+    """Chores that continue until the block ends, or until they have lost their broker."""
 
     async def until_it_dies(chore: Awaitable[None]) -> None:
         try:
@@ -91,7 +91,7 @@ async def kill_over_and_over(
     progress: Callable[[], int],
     seed: int,
 ) -> None:
-    """So many lives, each under the same load and ended at a moment of its own. The broker runs when this returns."""
+    """Several lives, each under the same load and ended at a moment of its own. The broker runs when this returns."""
     chance = random.Random(seed)
     for _ in range(rounds):
         await asyncio.to_thread(broker.start)

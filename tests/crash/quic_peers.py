@@ -29,7 +29,7 @@ def where(broker: BrokerProcess, listener: str) -> tuple[str, int]:
 
 
 async def connect(broker: BrokerProcess, listener: str) -> QuicConnection:
-    """A connection that leaves pings to whoever opened it."""
+    """A connection that leaves pings to the test."""
     return await connect_quic(*where(broker, listener), alpn=ALPN[listener], ca_file=broker.certificate, timeout_s=30.0)
 
 

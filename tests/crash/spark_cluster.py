@@ -6,7 +6,7 @@ Executors have Penstock from the archive of `penstock spark pack`, and read over
 the broker's proof that its files are near is hidden instead). A round is a batch; a stream, which is resumed; a task that Spark speculates
 on; an executor that is killed; two queries of one topic, one of which loses its worker; a Delta and an Iceberg table of a pipeline, whose
 executors are killed before their tasks write; and a whole pipeline. Readers that are not Spark find every row once. Ends with 1, and leaves
-its files where they are, where that is not so. `test_spark_cluster.py` runs one small round.
+its files where they are, if that is not so. `test_spark_cluster.py` runs one small round.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Trial:
         self._records = records
 
     def __call__(self) -> Iterator[tuple[str, str]]:
-        """What was tried, and what is wrong; nothing where all is well."""
+        """What was tried, and what is wrong; nothing if all is well."""
         half = self._records // 2
         self._create("in")
         yield "tasks use the archive", self._check_archive()

@@ -5,7 +5,7 @@
 A writer feeds the topic `in`; a query copies it to `out`; each round ends something at a moment of its own: the broker, one of Spark's
 Python processes (workers, what runs the source, what commits the sink), the whole driver; or it ends the query, or makes it repeat a batch
 whose commit it has forgotten. In the end `out` holds every record of `in`, and each of them once; so does `in` of all that its writer heard
-are stored. Ends with 1, and leaves its files where they are, where that is not so or the query stands still.
+are stored. Ends with 1, and leaves its files where they are, if that is not so or the query stands still.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Administrator:
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path / "data", environment={"PENSTOCK_LISTENERS__FLYMQ__AUTH": "required"}) as broker:
         token = (broker.data_dir / "setup-token").read_text()
-        assert "there is no administrator yet; make yourself one with: penstock user setup --data-dir" in broker.output
+        assert "there is no administrator yet; create one with: penstock user setup --data-dir" in broker.output
         assert token not in broker.output
         with penstock.connect(f"flymq://setup%3A:{token}@{broker.address}", options=OPTIONS) as client:
             client.access.create_user("root", "root", ["admin"])

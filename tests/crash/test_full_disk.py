@@ -35,7 +35,7 @@ TOPICS = ["single", "spread"]
 
 def on_small_disk(directory: Path) -> BrokerProcess:
     directory.mkdir()
-    # Whoever is not root becomes root of a user namespace, which may mount too.
+    # Without root, become root of a user namespace, which may mount too.
     user = () if os.geteuid() == 0 else ("--map-root-user",)
     mount = f'mount -t tmpfs -o size={DISK} none "{directory}" && exec "$@"'
     return BrokerProcess(directory, config=CONFIG, launcher=("unshare", *user, "--mount", "sh", "-c", mount, "sh"))
@@ -54,7 +54,7 @@ def test_a_full_disk_refuses_writes_and_recovers_when_space_returns(tmp_path: Pa
             single.wait_until_refused(200)
             spread.wait_until_refused(200)
             with broker.connect() as client:
-                # Reading and committing go on; the refusal says that trying again later may help.
+                # Reading and committing continue; the refusal says that trying again later may help.
                 assert client.fetch("single", 0, 0).records
                 for offset in range(200):
                     client.commit("single", "group", 0, offset)

@@ -1,6 +1,6 @@
 """Conversations over QUIC that go wrong on purpose: cut off anywhere, in single bytes, from moving addresses, with lengths that lie.
 
-Whatever happens to one stream or one client, what it began is undone or whole, nothing of it is left in the broker, and others go on.
+Whatever happens to one stream or one client, what it began is undone or whole, nothing of it is left in the broker, and others continue.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ async def test_felix_in_single_bytes_is_the_same_conversation(broker: BrokerProc
 
 
 @pytest.mark.timeout(120)
-async def test_writers_and_subscribers_go_on_while_their_addresses_change(broker: BrokerProcess) -> None:
+async def test_writers_and_subscribers_continue_while_their_addresses_change(broker: BrokerProcess) -> None:
     writes = PipelinedWrites(MOVING)
     moves = 3
     connections: list[QuicConnection] = []

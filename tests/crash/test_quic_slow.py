@@ -1,4 +1,4 @@
-"""Subscribers that never read while others publish: the broker's memory stays bounded, and whoever reads notices nothing."""
+"""Subscribers that never read while others publish: the broker's memory stays bounded, and other readers notice nothing."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def woken(broker: BrokerProcess, connection: QuicConnection) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_whoever_leaves_everything_unread_for_too_long_is_cut_off(tmp_path: Path) -> None:
+async def test_a_peer_that_leaves_everything_unread_for_too_long_is_cut_off(tmp_path: Path) -> None:
     with firehose_broker(tmp_path, "pause", idle_s_max=2.0) as broker:
         lazy = [await lazy_felix(broker), await lazy_fujin(broker, auto_commit=False)]
         lazy += [await lazy_fujin(broker, auto_commit=True)]

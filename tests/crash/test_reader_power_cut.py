@@ -26,7 +26,9 @@ CUTS = 2
 TURNS = 12
 PARTITIONS = 2
 LOSS = 0.8
-OPTIONS = EngineOptions(journal_bytes=1 << 20, checkpoint_bytes=1 << 19, reserve_bytes=0, maintenance_interval_s=3600)
+OPTIONS = EngineOptions.model_construct(
+    journal_bytes=1 << 20, checkpoint_bytes=1 << 19, reserve_bytes=0, maintenance_interval_s=3600
+)
 POLICY = DeliveryPolicy(deliveries_max=1000, in_flight_max=1000)
 
 

@@ -1,9 +1,10 @@
-"""Power cuts while records are staged and published: an epoch that was acknowledged is there whole, and every epoch at most once."""
+"""Power cuts while epochs are staged and published, or written whole: those that were acknowledged are there, each whole and once."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.staging.entries import Place, Winner
+from penstock.broker.transactions.entries import Place, Winner
 from penstock.clock import SystemClock
 from penstock.errors import PenstockError
 from penstock.log.api import TopicConfig
@@ -25,26 +26,40 @@ SEEDS = 30
 REQUESTS = 5
 PARTITIONS = 2
 LIMITS = BrokerLimits(staged_chunk_bytes=2_500)
-OPTIONS = EngineOptions(journal_bytes=16 << 10, checkpoint_bytes=2048, reserve_bytes=0, maintenance_interval_s=3600)
+OPTIONS = EngineOptions.model_construct(
+    journal_bytes=16 << 10, checkpoint_bytes=2048, reserve_bytes=0, maintenance_interval_s=3600
+)
 
 
 def value(epoch: int, request: int) -> bytes:
     return b"%d %d " % (epoch, request) + bytes(1000)
 
 
-async def write_epoch(broker: Broker, run: int, epoch: int, requests: int) -> None:
+async def write_epoch(broker: Broker, run: str, epoch: int) -> None:
+    if epoch % 4 == 3:
+        await broker.staging.write(ANONYMOUS, "out", "app", run, epoch, blocks(epoch, range(requests_of(epoch))))
+    else:
+        await stage_epoch(broker, run, epoch)
+
+
+async def stage_epoch(broker: Broker, name: str, epoch: int) -> None:
+    run, requests = (await broker.staging.begin_run(ANONYMOUS, "app", name)).run, requests_of(epoch)
     staged: list[asyncio.Future[PenstockError | None]] = []
     for request in range(requests):
         done: asyncio.Future[PenstockError | None] = asyncio.get_running_loop().create_future()
-        parts = [(partition, encode_block(0, 0, [value(epoch, request)])) for partition in range(PARTITIONS)]
-        place = Place("app", run, epoch, f"run-{run}", request)
-        broker.staging.stage(ANONYMOUS, "out", place, parts, done=done.set_result)
+        place = Place("app", run, epoch, name, request)
+        broker.staging.stage(ANONYMOUS, "out", place, blocks(epoch, [request]), done=done.set_result)
         staged.append(done)
     for each in staged:
         error = await each
         if error is not None:
             raise error
-    await broker.staging.commit(ANONYMOUS, "app", run, epoch, [Winner(f"run-{run}", requests)])
+    await broker.staging.commit(ANONYMOUS, "app", run, epoch, [Winner(name, requests)])
+
+
+def blocks(epoch: int, requests: Sequence[int]) -> list[tuple[int, bytes]]:
+    block = encode_block(0, 0, [value(epoch, request) for request in requests])
+    return [(partition, block) for partition in range(PARTITIONS)]
 
 
 def requests_of(epoch: int) -> int:
@@ -64,9 +79,8 @@ async def test_epochs_are_whole_and_there_once_after_a_power_cut(tmp_path: Path,
         broker = Broker(engine, clock=SystemClock(), limits=LIMITS)
         await broker.start()
         await broker.create_topic(ANONYMOUS, "out", TopicConfig(partitions=PARTITIONS))
-        run = (await broker.staging.begin_run(ANONYMOUS, "app", "first")).run
         while not disk.is_off:
-            await write_epoch(broker, run, acknowledged, requests_of(acknowledged))
+            await write_epoch(broker, "first", acknowledged)
             acknowledged += 1
     except (OSError, PenstockError):
         assert disk.is_off
@@ -85,7 +99,7 @@ async def test_epochs_are_whole_and_there_once_after_a_power_cut(tmp_path: Path,
     # One that was decided is gone on with; the next commit waits for it.
     for epoch in (entry.epoch, entry.epoch + 1):
         if epoch >= 0:
-            await write_epoch(broker, entry.run, epoch, requests_of(epoch))
+            await write_epoch(broker, "second", epoch)
     expected = [value(epoch, request) for epoch in range(entry.epoch + 2) for request in range(requests_of(epoch))]
     for partition in range(PARTITIONS):
         assert await read_values(engine.partition("out", partition)) == expected

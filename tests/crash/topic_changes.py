@@ -3,7 +3,7 @@
     python -m tests.crash.topic_changes --rounds 20
 
 A writer appends numbered records of some keys. Each round adds a partition and changes how much retention keeps, at moments of its own,
-and goes on once both kinds of readers have read a number of records more. Nobody is started again. In the end:
+and continues once both kinds of readers have read a number of records more. Nobody is started again. In the end:
 
 - every acknowledged record is at the offset of its acknowledgement: the members processed it there, Spark read it there once;
 - members and Spark have read nothing else, and the group has committed the end of each partition;
@@ -11,7 +11,7 @@ and goes on once both kinds of readers have read a number of records more. Nobod
 - between two changes of the number of partitions, all records of a key are in one partition, as docs/cli.md says;
 - retention has deleted segments, and partitions that were added have records.
 
-The writer waits for whoever is far behind, so that retention, which keeps much more than that, deletes nothing that is not read.
+The writer waits for slow readers, so that retention, which keeps much more than that, deletes nothing that is not read.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ ANSWER_S_MAX = 120.0
 MINUTES_MAX = 120.0
 START_S_MAX = 120.0
 KAFKA_WEIGHT = 10
-"""Of the broker of Kafka, where there is one, as with `Torture.WEIGHTS`."""
+"""Of the broker of Kafka, if there is one, as with `Torture.WEIGHTS`."""
 # The virtual machine, and those that have done their work when a query has begun.
 NOT_WORKERS = ("java", "lookup_data_sources", "create_data_source", "plan_data_source_read")
 MakeRecord = Callable[[int], tuple[bytes | None, bytes | None]]

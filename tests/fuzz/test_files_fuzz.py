@@ -1,4 +1,4 @@
-"""Files of a data directory with anything in them: read, rebuilt or refused by name, and no error but those there are for it.
+"""Files of a data directory with anything in them: read, rebuilt or refused by name, and no error but the documented ones.
 
 Blocks have a file of their own (test_block_fuzz.py); what a start does with damage in any place is in tests/log/embedded.
 """

@@ -1,6 +1,6 @@
 """Whatever a client says, in whatever pieces: the session answers or ends, releases what it holds, and never fails.
 
-A writer's replies come in the order of its requests, one each; a stream says goodbye at most once, as its last word.
+A writer's replies come in the order of its requests, one each; a stream has at most one DISCONNECT, which is its last reply.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.staging.blocks import check_parts
+from penstock.broker.transactions.blocks import check_parts
 from penstock.errors import InvalidRequest, RecordTooLarge
 from penstock.log.api import BlockBatch, TopicConfig, TopicInfo
 from penstock.log.block import SUMMED_AT, Block, encode_block, place_block

@@ -86,7 +86,7 @@ def test_what_a_fujin_reader_refuses_for_good_is_a_dead_letter_for_flymq(
 
 
 @pytest.mark.parametrize("pull", [True, False])
-def test_a_record_that_ends_every_fujin_reader_is_a_dead_letter_for_flymq_and_what_is_behind_it_is_not(
+def test_a_record_that_ends_every_fujin_reader_is_a_dead_letter_for_flymq_and_what_is_after_it_is_not(
     broker: RunningBroker, pull: bool
 ) -> None:
     flymq = broker.connect()

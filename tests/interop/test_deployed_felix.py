@@ -303,7 +303,7 @@ NOT_SERVED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", NOT_SERVED)
-def test_what_is_not_served_is_refused_in_words_and_the_client_goes_on(client: felix.Client, name: str) -> None:
+def test_what_is_not_served_is_refused_in_words_and_the_client_continues(client: felix.Client, name: str) -> None:
     ask, text = NOT_SERVED[name]
     with pytest.raises(felix.FelixError, match=f"this broker {text}"):
         ask(client)

@@ -8,30 +8,20 @@ from collections.abc import Callable
 
 from penstock.log.kafka.engine import KafkaEngine
 from penstock.log.kafka.settings import KafkaSettings
-from tests.log.storage import Storage
+from tests.log.storage import StorageOf
 
 
-class Cluster(Storage):
-    """The topics behind a prefix."""
+class Cluster(StorageOf[KafkaEngine]):
+    """The topics with a prefix."""
 
     def __init__(self, bootstrap: str, prefix: str) -> None:
+        super().__init__()
         self.settings = KafkaSettings(bootstrap=(bootstrap,), topic_prefix=prefix)
-        self._engine: KafkaEngine | None = None
 
-    async def open(self) -> KafkaEngine:
+    async def start(self) -> KafkaEngine:
         engine = KafkaEngine(self.settings)
         await engine.start()
-        self._engine = engine
         return engine
-
-    async def close(self) -> None:
-        if self._engine is not None:
-            engine, self._engine = self._engine, None
-            await engine.close()
-
-    async def reopen(self) -> KafkaEngine:
-        await self.close()
-        return await self.open()
 
     async def pass_time(self) -> None:
         now_ms = time.time_ns() // 1_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,13 @@ class Certificates:
         return {"cert": str(self.cert), "key": str(self.key)}
 
 
-def node_process(directory: Path, kafka: Kafka, prefix: str, name: str) -> BrokerProcess:
-    """A node in a process of its own, with FlyMQ only."""
+def node_process(
+    directory: Path, kafka: Kafka, prefix: str, name: str, ports: Mapping[str, int] | None = None
+) -> BrokerProcess:
+    """A node in a process of its own, with FlyMQ, and with other protocols at these ports."""
+    listeners = "\n".join(f'[listeners.{each}]\nbind = "127.0.0.1:{port}"' for each, port in (ports or {}).items())
     config = f"""
+dev = true
 engine = "kafka"
 [kafka]
 bootstrap = ["{kafka.bootstrap}"]
@@ -40,6 +45,7 @@ topic_prefix = "{prefix}"
 bind = "127.0.0.1:0"
 node = "{name}"
 secret = "{SECRET}"
+{listeners}
 """
     return BrokerProcess(directory / name, config=config)
 

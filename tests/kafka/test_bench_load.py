@@ -18,7 +18,7 @@ from tests.log.storage import make_partition
 
 
 @pytest.mark.parametrize("client", ["aiokafka", "confluent-kafka"])
-async def test_a_reader_does_not_wait_for_ever_for_a_record_that_is_missing(
+async def test_a_reader_does_not_wait_forever_for_a_record_that_is_missing(
     client: str, kafka: Kafka, storage: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_load, "SILENCE_S_MAX", 1.0)

@@ -3,21 +3,28 @@ the other."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 
 import felix
 import pytest
 
 from bench.kafka import Kafka
+from bench.processes import free_port
+from penstock.errors import ConnectionLost, EntryNotFound
 from penstock.log.kafka.names import kafka_name
+from penstock.protocols.blipmq.client import AsyncBlipMQClient
 from penstock.protocols.blipmq.codec import encode_publish
+from penstock.protocols.felix.client.client import AsyncFelixClient
+from penstock.protocols.fujin.client.client import AsyncFujinClient
 from penstock.testing import BrokerProcess
-from tests.interop.protocols import SPEAKERS, Published, Speaker
+from tests.interop.protocols import SPEAKERS, GroupSpeaker, Published, Seen, Speaker
 from tests.interop.test_deployed_blipmq import deployed, received
 from tests.kafka import foreign
 from tests.kafka.nodes import Certificates, NodeThread, node_process
@@ -50,7 +57,10 @@ def test_what_all_protocols_write_on_one_node_is_read_on_the_other(
             writer = clients.enter_context(closing(speaker(writes_on, topic)))
             values.append(f"over {writer.name}".encode())
             writer.publish([Published(None, values[-1])])
-        seen = reader.read(len(values))
+        seen: list[Seen] = []
+        while len(seen) < len(values):  # a node shows what another has acknowledged within milliseconds
+            found = reader.read(len(values))
+            seen = found if isinstance(reader, GroupSpeaker) else [*seen, *found]
     assert [each.value for each in seen] == values
 
 
@@ -153,3 +163,57 @@ def test_a_node_takes_over_from_one_that_is_killed_and_from_one_that_is_frozen(p
         assert woken.access.cluster_status().leader == "one"
         names = {"orders", "after-the-kill", "passed-on", "after-the-freeze", "after-all"}
         assert set(woken.topics()) == names
+
+
+async def test_no_acknowledged_record_and_no_delivery_is_lost_with_the_node_that_leads(
+    kafka: Kafka, prefix: str, tmp_path: Path
+) -> None:
+    """Clients of the other node publish over three protocols and read a subscription, while it is killed and for a while after."""
+    ports = {protocol: free_port() for protocol in ("blipmq", "fujin", "felix")}
+    acknowledged: list[bytes] = []
+    seen: set[bytes] = set()
+    stopped = asyncio.Event()
+
+    async def publish(name: str, send: Callable[[bytes], Awaitable[object]]) -> None:
+        while not stopped.is_set():
+            value = b"%s %d" % (name.encode(), len(acknowledged))
+            await send(value)
+            acknowledged.append(value)
+
+    async def read(client: AsyncBlipMQClient, subscription: int) -> None:
+        while not (stopped.is_set() and seen.issuperset(acknowledged)):
+            with suppress(ConnectionLost, EntryNotFound):  # what was polled or acknowledged then comes again
+                messages = await client.poll(subscription, 64)
+                seen.update(message.value for message in messages)
+                await client.ack(subscription, *(message.tag for message in messages if message.tag is not None))
+
+    with (
+        node_process(tmp_path, kafka, prefix, "one", dict.fromkeys(ports, 0)) as one,
+        node_process(tmp_path, kafka, prefix, "two", ports) as two,
+    ):
+        two.connect().create_topic("t1/orders")
+        trust = f"?ca={tmp_path / 'two' / 'dev-certificate.pem'}"
+        async with (
+            AsyncBlipMQClient(f"blipmq://dev-key@127.0.0.1:{ports['blipmq']}") as reader,
+            AsyncBlipMQClient(f"blipmq://dev-key@127.0.0.1:{ports['blipmq']}") as blipmq,
+            AsyncFujinClient(f"fujin://127.0.0.1:{ports['fujin']}{trust}") as fujin,
+            AsyncFelixClient(f"felix://t1:dev-key@127.0.0.1:{ports['felix']}{trust}") as felix_client,
+        ):
+            subscription = await reader.subscribe("t1/orders")
+            tasks = [
+                asyncio.create_task(publish("blipmq", partial(blipmq.send, "t1/orders"))),
+                asyncio.create_task(publish("fujin", partial(fujin.send, "t1/orders"))),
+                asyncio.create_task(publish("felix", partial(felix_client.send, "orders"))),
+                asyncio.create_task(read(reader, subscription)),
+            ]
+            while len(seen) < 100:
+                await asyncio.sleep(0)
+            one.kill9()
+            before = len(acknowledged)
+            client = await asyncio.to_thread(two.connect)
+            await asyncio.to_thread(client.create_topic, "after-the-kill")  # waits for the node that leads next
+            assert len(acknowledged) > before, "who only publishes does not wait"
+            stopped.set()
+            await asyncio.gather(*tasks)
+        stored = [record.value for record in two.connect().records("t1/orders")]
+    assert sorted(value or b"" for value in stored) == sorted(acknowledged)

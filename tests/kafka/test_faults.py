@@ -48,7 +48,7 @@ def test_nothing_acknowledged_is_lost_when_the_node_is_killed(workload: Workload
 
 
 @pytest.mark.timeout(180)
-def test_nothing_acknowledged_is_lost_when_kafka_is_killed_and_the_node_goes_on(
+def test_nothing_acknowledged_is_lost_when_kafka_is_killed_and_the_node_continues(
     workload: Workload, kafka: Kafka, prefix: str
 ) -> None:
     workload.broker.start()

@@ -119,7 +119,7 @@ async def test_a_node_that_is_taken_for_dead_is_fenced(nodes: list[KafkaEngine])
 async def test_nobody_claims_the_topics_of_nodes_for_himself(
     nodes: list[KafkaEngine], role: Literal["serve", "import", "retire"]
 ) -> None:
-    """They would go on to write to users' topics: what is moved away meanwhile, or decided beside them, would lack that."""
+    """They would continue to write to users' topics: what is moved away meanwhile, or decided beside them, would lack that."""
     one, _ = nodes
     await until(one, lambda: len(one.nodes()) == 2)
     with pytest.raises(InvalidRequest, match=r"nodes of a cluster run on these topics in Kafka \(one, two\): stop all"):
@@ -130,7 +130,7 @@ async def test_nobody_claims_the_topics_of_nodes_for_himself(
 async def test_a_node_that_is_taken_for_dead_before_it_leads_starts_again(
     nodes: list[KafkaEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would neither lead nor follow, and tell its clients for ever that it is the one that leads."""
+    """Else it would neither lead nor follow, and tell its clients forever that it is the one that leads."""
     one, two = nodes
     membership = two._membership
     assert membership is not None

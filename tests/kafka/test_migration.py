@@ -39,7 +39,7 @@ EXPIRY_MS = 4_000_000_000_000
 
 KILLS = 3
 STEPS = range(5, 13)
-"""At which it is killed: it has so many whenever it begins."""
+"""At which it is killed: it has at least this many whenever it begins."""
 
 
 async def open_embedded(directory: Path) -> EmbeddedEngine:
@@ -231,7 +231,7 @@ class Writer(threading.Thread):
 
 
 def check_continues(client: FlyMQClient, sent: Mapping[int, bytes], turn: int) -> None:
-    """Everything a client had is there, where it was, and it goes on from there."""
+    """Everything a client had is there, where it was, and it continues from there."""
     found = {record.offset: record.value for record in client.records("orders")}
     assert {offset: found[offset] for offset in sent} == sent
     assert client.committed("orders", "billing", 0) == 5 + turn

@@ -1,4 +1,4 @@
-"""One node at a time: whoever comes later takes over, ends what the other left, and the other writes nothing more."""
+"""One node at a time: a later one takes over, ends what the other left, and the other writes nothing more."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_node_that_was_replaced_commits_no_transaction(storage: Cluster)
 async def test_a_node_that_was_replaced_does_not_take_its_transactions_back(
     storage: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each needs a transactional id, and one that was refused is taken anew: from the node that leads now, if it did not look."""
+    """Each needs a transactional id, and one that was refused is taken again: from the node that leads now, if it did not look."""
     monkeypatch.setattr("penstock.log.kafka.engine.CHECK_S", 3600.0)  # so that it finds out by nothing else
     first = await storage.open()
     one, two = await make_partition(first, "one"), await make_partition(first, "__two")

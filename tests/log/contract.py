@@ -272,7 +272,7 @@ class EngineContract(TopicContract, ChangeContract, AtomicContract):
         assert await read_all(engine.partition("orders", 0)) == before
         assert [record.value for record in before] == values
 
-    async def test_a_restart_keeps_offsets_timestamps_ids_and_goes_on_after_them(self, storage: Storage) -> None:
+    async def test_a_restart_keeps_offsets_timestamps_ids_and_continues_after_them(self, storage: Storage) -> None:
         engine = await storage.open()
         await engine.create_topic("orders", TopicConfig(partitions=3))
         await fill(engine.partition("orders", 0))
@@ -417,7 +417,7 @@ class EngineContract(TopicContract, ChangeContract, AtomicContract):
         assert await read_all(partition) == left
         assert start <= await partition.offset_at(0) <= left[0].offset
 
-    async def test_deleting_everything_leaves_the_offsets_to_go_on(self, storage: Storage) -> None:
+    async def test_deleting_everything_leaves_the_offsets_to_continue(self, storage: Storage) -> None:
         engine = await storage.open()
         partition = await make_partition(engine, config=TopicConfig(segment_bytes=1024))
         for number in range(10):

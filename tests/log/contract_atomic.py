@@ -131,7 +131,7 @@ class AtomicContract:
         await append(table, [b"next"], [b"behind"])
         assert (await read_values(table))[-1] == b"next"
 
-    async def test_what_follows_late_records_of_a_compacted_topic_comes_behind_them(self, storage: Storage) -> None:
+    async def test_what_follows_late_records_of_a_compacted_topic_comes_after_them(self, storage: Storage) -> None:
         engine = await storage.open()
         one = await make_partition(engine, "one")
         table = await make_partition(engine, "table", TopicConfig(cleanup="compact"))

@@ -91,7 +91,7 @@ class ExtentContract:
         engine = await storage.reopen()
         assert await engine.partition("orders", 0).extents(0, 12, 1, EVERYTHING) == before
 
-    async def test_each_run_of_an_engine_proves_itself_anew(self, storage: Storage) -> None:
+    async def test_each_run_of_an_engine_proves_itself_again(self, storage: Storage) -> None:
         first = (await storage.open()).files
         second = (await storage.reopen()).files
         assert first is not None

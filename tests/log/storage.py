@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
 from penstock.log.api import Engine, Partition, TopicConfig
 from tests.log.records import append
+
+SomeEngine = TypeVar("SomeEngine", bound=Engine)
 
 
 class Storage(ABC):
@@ -13,17 +16,41 @@ class Storage(ABC):
 
     @abstractmethod
     async def open(self) -> Engine:
-        """An engine on this storage, started. The one opened before must be closed."""
+        """Return an engine on this storage, started. The one opened before must be closed."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close what is open."""
+        """Close the open engine, if any."""
 
     @abstractmethod
     async def pass_time(self) -> None:
         """Make the next append get a later timestamp."""
 
+    @abstractmethod
     async def reopen(self) -> Engine:
+        """Close the open engine and open the storage again."""
+
+
+class StorageOf(Storage, Generic[SomeEngine]):
+    """A storage of one kind of engine, which remembers the one that is open."""
+
+    def __init__(self) -> None:
+        self._engine: SomeEngine | None = None
+
+    @abstractmethod
+    async def start(self) -> SomeEngine:
+        """Start an engine, which the caller closes."""
+
+    async def open(self) -> SomeEngine:
+        self._engine = await self.start()
+        return self._engine
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await engine.close()
+
+    async def reopen(self) -> SomeEngine:
         await self.close()
         return await self.open()
 

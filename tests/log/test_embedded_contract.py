@@ -11,25 +11,19 @@ from penstock.testing.clock import ManualClock
 from tests.log.contract import EngineContract
 from tests.log.contract_extents import ExtentContract
 from tests.log.records import append, read_all
-from tests.log.storage import Storage, make_partition
+from tests.log.storage import StorageOf, make_partition
 
 
-class Directory(Storage):
+class Directory(StorageOf[EmbeddedEngine]):
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self._path = path
         self._clock = ManualClock()
-        self._engine: EmbeddedEngine | None = None
 
-    async def open(self) -> EmbeddedEngine:
+    async def start(self) -> EmbeddedEngine:
         engine = EmbeddedEngine(self._path, clock=self._clock)
         await engine.start()
-        self._engine = engine
         return engine
-
-    async def close(self) -> None:
-        if self._engine is not None:
-            engine, self._engine = self._engine, None
-            await engine.close()
 
     async def pass_time(self) -> None:
         self._clock.advance(1)

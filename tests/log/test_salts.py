@@ -10,7 +10,7 @@ SALT = bytes(range(16))
 
 
 def test_the_salt_of_a_file_is_pinned() -> None:
-    """The format is frozen: files that were written once must be found to be sealed right for ever."""
+    """The format is frozen: files that were written once must be found to be sealed right forever."""
     assert PartitionSalts(SALT, 0).of("00000000000000000000") == 0xCD80AE444984ED16
     assert PartitionSalts(SALT, 12).of("00000000000000000007-00000000000000000009") == 0x6C8D8E46F4F4D763
 

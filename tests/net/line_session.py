@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from penstock.errors import ProtocolViolation
-from penstock.net.limits import ListenerLimits
+from penstock.net.limits import TcpLimits
+from penstock.net.quic import QuicListener
 from penstock.net.session import Connection
 from penstock.net.tcp import TcpListener
 from penstock.testing.clock import ManualClock
@@ -74,18 +75,11 @@ class LineSession:
             raise ProtocolViolation(f"no request starts with {len(verb)} bytes like these")
 
 
-class Service:
-    """A listener of line sessions under a clock that the test moves."""
+class Served:
+    """A listener under a clock that the test moves."""
 
-    def __init__(self, limits: ListenerLimits | None = None, **options: object) -> None:
-        self.clock = ManualClock()
-        self.sessions: list[LineSession] = []
-        self.listener = TcpListener("lines", "127.0.0.1:0", self._open, limits, clock=self.clock, **options)  # type: ignore[arg-type]
-        self.stats = self.listener.stats
-
-    def _open(self, connection: Connection) -> LineSession:
-        self.sessions.append(LineSession(connection))
-        return self.sessions[-1]
+    clock: ManualClock
+    listener: TcpListener | QuicListener
 
     @property
     def port(self) -> int:
@@ -99,6 +93,22 @@ class Service:
             self.listener.sweep()
             seconds -= step_s
 
+
+class Service(Served):
+    """A listener of line sessions."""
+
+    listener: TcpListener
+
+    def __init__(self, limits: TcpLimits | None = None, **options: object) -> None:
+        self.clock = ManualClock()
+        self.sessions: list[LineSession] = []
+        self.listener = TcpListener("lines", "127.0.0.1:0", self._open, limits, clock=self.clock, **options)  # type: ignore[arg-type]
+        self.stats = self.listener.stats
+
+    def _open(self, connection: Connection) -> LineSession:
+        self.sessions.append(LineSession(connection))
+        return self.sessions[-1]
+
     async def connect(self, **options: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, LineSession]:
         """A client and the session that serves it."""
         expected = len(self.sessions) + 1
@@ -108,7 +118,7 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(limits: ListenerLimits | None = None, **options: object) -> AsyncIterator[Service]:
+async def serving(limits: TcpLimits | None = None, **options: object) -> AsyncIterator[Service]:
     service = Service(limits, **options)
     await service.listener.start()
     try:

@@ -19,7 +19,7 @@ from penstock.net.quic_tls import quic_server_tls
 from penstock.quic.tls import TlsSettings
 from penstock.quic.udp import UdpEndpoint
 from penstock.testing.clock import ManualClock
-from tests.net.line_session import LineSession, until
+from tests.net.line_session import LineSession, Served, until
 
 ALPN = "lines"
 
@@ -67,8 +67,10 @@ class Lines:
         self.is_closed = True
 
 
-class QuicService:
-    """A listener of line sessions under a clock that the test moves; the timers of the protocol run by themselves."""
+class QuicService(Served):
+    """A listener of line sessions; the timers of the protocol run by themselves."""
+
+    listener: QuicListener
 
     def __init__(self, tls: TlsSettings, limits: QuicLimits | None = None) -> None:
         self.clock = ManualClock()
@@ -83,10 +85,6 @@ class QuicService:
         return self.sessions[-1]
 
     @property
-    def port(self) -> int:
-        return int(self.listener.address.rpartition(":")[2])
-
-    @property
     def endpoint(self) -> UdpEndpoint:
         assert self.listener._endpoint is not None
         return self.listener._endpoint
@@ -94,14 +92,6 @@ class QuicService:
     @property
     def where(self) -> tuple[str, int]:
         return "127.0.0.1", self.port
-
-    def pass_time(self, seconds: float) -> None:
-        """Let time pass in steps of a sweep, as the timer would see it."""
-        step_s = self.listener.limits.sweep_s
-        while seconds > 0:
-            self.clock.advance(min(step_s, seconds))
-            self.listener.sweep()
-            seconds -= step_s
 
     async def client(self, **options: Any) -> ClientConnection:
         """A client, whose session is the last one there is."""

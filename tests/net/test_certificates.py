@@ -52,7 +52,7 @@ def test_it_is_kept_until_shortly_before_its_end(tmp_path: Path) -> None:
     assert own_certificate(tmp_path, clock).cert.read_bytes() != second
 
 
-def test_what_is_no_certificate_with_its_key_is_made_anew(tmp_path: Path) -> None:
+def test_what_is_no_certificate_with_its_key_is_made_again(tmp_path: Path) -> None:
     clock = ManualClock()
     files = own_certificate(tmp_path, clock)
     first, first_key = files.cert.read_bytes(), files.key.read_bytes()

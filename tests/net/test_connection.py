@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from penstock.net.connection import READ_BYTES_UNDER_PRESSURE
 from penstock.net.flow import PARTIAL_BYTES_FREE, PARTIAL_SHARE, UNSENT_BYTES_FREE
-from penstock.net.limits import ListenerLimits
+from penstock.net.limits import TcpLimits
 from tests.descriptors import open_sockets
 from tests.net.line_session import hang_up, read_to_end, serving, until
 
@@ -30,7 +30,7 @@ async def test_requests_may_arrive_in_pieces_of_any_size() -> None:
 
 
 async def test_reads_are_small_while_partial_frames_have_more_than_their_share() -> None:
-    async with serving(ListenerLimits(in_flight_total_bytes_max=4 * MIB)) as service:
+    async with serving(TcpLimits(in_flight_total_bytes_max=4 * MIB)) as service:
         _, first, _ = await service.connect()
         first.write(bytes(5 * MIB // PARTIAL_SHARE))
         await until(lambda: service.listener.budget.partial.is_over)
@@ -147,6 +147,17 @@ async def test_a_session_may_close_and_its_last_answer_arrives() -> None:
         assert service.stats.resets == 0
 
 
+async def test_a_peer_that_sends_no_more_is_gone_where_that_is_so() -> None:
+    async with serving(half_closes=False) as service:
+        reader, writer, session = await service.connect()
+        writer.write(b"later one\n")
+        await until(lambda: len(session.later) == 1)
+        writer.write_eof()
+        assert await reader.read() == b""
+        await until(lambda: session.is_closed)
+        await hang_up(writer)
+
+
 async def test_half_a_connection_is_enough_to_receive_answers() -> None:
     async with serving() as service:
         reader, writer, session = await service.connect()
@@ -190,7 +201,7 @@ async def test_a_reset_is_no_error_of_ours() -> None:
 
 
 async def test_a_slow_reader_costs_a_bounded_buffer_and_gets_everything_in_the_end() -> None:
-    limits = ListenerLimits(send_buffer_high_bytes=MIB, send_buffer_low_bytes=MIB // 4)
+    limits = TcpLimits(send_buffer_bytes_max=MIB)
     async with serving(limits) as service:
         reader, writer, session = await service.connect(limit=1 << 16)
         count, size = 64, MIB
@@ -291,7 +302,7 @@ async def test_frames_that_keep_completing_have_their_own_time_each() -> None:
 
 
 async def test_a_frame_we_do_not_read_is_not_the_peers_delay() -> None:
-    async with serving(ListenerLimits(in_flight_bytes_max=8)) as service:
+    async with serving(TcpLimits.model_construct(in_flight_bytes_max=8)) as service:
         reader, writer, session = await service.connect()
         writer.write(b"later one\nhalf")
         await until(lambda: len(session.later) == 1)
@@ -303,7 +314,7 @@ async def test_a_frame_we_do_not_read_is_not_the_peers_delay() -> None:
 
 
 async def test_too_many_bytes_in_flight_stop_the_reading_of_that_connection_only() -> None:
-    async with serving(ListenerLimits(in_flight_bytes_max=100)) as service:
+    async with serving(TcpLimits.model_construct(in_flight_bytes_max=100)) as service:
         reader, writer, session = await service.connect()
         other_reader, other, _ = await service.connect()
         request = b"later " + b"x" * 59 + b"\n"
@@ -343,7 +354,7 @@ async def test_every_prefix_of_a_conversation_ends_without_a_trace() -> None:
 
 
 async def test_a_request_that_is_held_later_does_not_make_a_partial_frame_count_less() -> None:
-    limits = ListenerLimits(header_s_max=10.0)
+    limits = TcpLimits(header_s_max=10.0)
     async with serving(limits) as service:
         _, writer, session = await service.connect()
         writer.write(b"later whole\necho hal")
@@ -361,7 +372,7 @@ async def test_a_request_that_is_held_later_does_not_make_a_partial_frame_count_
 
 
 async def test_frames_that_are_never_finished_cost_bounded_memory_and_keep_nobody_else_out() -> None:
-    limits = ListenerLimits(in_flight_total_bytes_max=2 * MIB, header_s_max=10.0)
+    limits = TcpLimits(in_flight_total_bytes_max=2 * MIB, header_s_max=10.0)
     async with serving(limits) as service:
         hostile = [await service.connect() for _ in range(12)]
         budget = service.listener.budget
@@ -388,7 +399,7 @@ async def test_frames_that_are_never_finished_cost_bounded_memory_and_keep_nobod
 
 
 async def test_replies_that_nobody_takes_are_bounded_over_all_connections_and_those_who_read_are_served() -> None:
-    limits = ListenerLimits(in_flight_total_bytes_max=8 * MIB, under_pressure_s_max=5.0)
+    limits = TcpLimits(in_flight_total_bytes_max=8 * MIB, under_pressure_s_max=5.0)
     async with serving(limits) as service:
         budget = service.listener.budget
         with ExitStack() as hostile:

@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from penstock.net.deadlines import ConnectionWatch, Expiry, Sweep
-from penstock.net.limits import ListenerLimits
+from penstock.net.limits import TcpLimits
 from penstock.testing.clock import ManualClock
 
-LIMITS = ListenerLimits(under_pressure_s_max=4.0, idle_s_max=10, header_s_max=3)
+LIMITS = TcpLimits(under_pressure_s_max=4.0, idle_s_max=10, header_s_max=3)
 
 
 class Watched:
     """A connection as the sweep sees it, one pass a second."""
 
-    def __init__(self, limits: ListenerLimits = LIMITS) -> None:
+    def __init__(self, limits: TcpLimits = LIMITS) -> None:
         self.watch = ConnectionWatch(0.0)
         self.limits = limits
         self.now_s = 0.0
@@ -58,7 +58,7 @@ def test_silence_ends_at_the_idle_time_and_not_before() -> None:
     assert watched.passes(1) is Expiry.IDLE
 
 
-def test_receiving_starts_the_idle_time_anew() -> None:
+def test_receiving_starts_the_idle_time_again() -> None:
     watched = Watched()
     watched.passes(9)
     watched.watch.received = True
@@ -181,7 +181,7 @@ def test_a_frame_that_waits_for_room_expires_too() -> None:
 
 
 def test_while_frames_wait_for_room_one_that_makes_no_progress_expires_sooner() -> None:
-    limits = ListenerLimits(under_pressure_s_max=2.0, idle_s_max=100, header_s_max=30)
+    limits = TcpLimits(under_pressure_s_max=2.0, idle_s_max=100, header_s_max=30)
     watched = Watched(limits)
     watched.watch.frame_pending(True)
     for _ in range(10):

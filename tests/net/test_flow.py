@@ -127,7 +127,7 @@ def test_waiting_connections_are_let_in_a_few_per_turn_and_in_order() -> None:
     given.flows[0].hold(20)
     for flow in given.flows[1:]:
         flow.hold(1)
-    assert given.budget.waiting == count
+    assert len(given.budget.stopped) == count
     for flow in reversed(given.flows):
         flow.release(flow.held_bytes)
     for turn in (1, 2, 3):
@@ -146,7 +146,7 @@ def test_letting_in_stops_when_those_let_in_bring_enough() -> None:
     given.turns.run_one()
     given.flows[0].hold(20)
     given.turns.run_one()
-    assert given.budget.waiting == RESUMED_PER_TURN_MAX + 1
+    assert len(given.budget.stopped) == RESUMED_PER_TURN_MAX + 1
     given.flows[0].release(20)
     while given.turns.run_one():
         pass
@@ -158,7 +158,7 @@ def test_a_lost_connection_is_not_read_again_and_its_bytes_stay_counted_until_re
     flow = given.flows[0]
     flow.hold(20)
     flow.lost()
-    assert given.budget.waiting == 0
+    assert len(given.budget.stopped) == 0
     assert given.budget.held_bytes == 20
     flow.release(20)
     assert not given.turns.run_one()
@@ -381,7 +381,7 @@ def test_what_a_connection_has_moves_with_it_to_the_other_budget() -> None:
     assert given.read() == [False, True]
     flow.use(common)
     assert given.read() == [True, True]
-    assert (own.held_bytes, own.partial.total_bytes, own.unsent_bytes, own.waiting) == (0, 0, 0, 0)
+    assert (own.held_bytes, own.partial.total_bytes, own.unsent_bytes, len(own.stopped)) == (0, 0, 0, 0)
     assert (common.held_bytes, common.partial.total_bytes, common.unsent_bytes) == (251, 7, 5)
     flow.release(251)
     flow.lost()
@@ -447,7 +447,7 @@ def test_those_that_wait_for_room_are_told_in_order_and_keep_it() -> None:
     assert given.budget.waiting_for_room == 1
 
 
-def test_whoever_comes_later_waits_after_those_that_wait() -> None:
+def test_later_connections_wait_after_those_that_wait() -> None:
     given = Rooms(4)
     given.fill()
     assert not given.flows[2].room_for(2 * LARGE)

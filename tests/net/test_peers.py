@@ -13,9 +13,8 @@ import pytest
 import trustme
 
 from penstock.errors import NotLeading
-from penstock.net.limits import ListenerLimits
+from penstock.net.limits import TcpLimits
 from penstock.net.peers import NONCE_BYTES, Dialer, Introduction, PeerSession
-from penstock.net.relay import RelaySession
 from penstock.net.session import Connection
 from penstock.net.tcp import TcpListener
 from penstock.net.tls import client_context, server_context
@@ -95,7 +94,7 @@ async def test_a_connection_that_introduces_nobody_is_closed(leader: Leader) -> 
     reader, writer = await asyncio.open_connection(*leader.listener.address.split(":"))
     await reader.readexactly(NONCE_BYTES)
     leader.listener.sweep()  # which sees that it waits
-    leader.clock.advance(ListenerLimits().header_s_max + 1)
+    leader.clock.advance(TcpLimits().header_s_max + 1)
     leader.listener.sweep()
     assert await reader.read() == b""
     writer.close()
@@ -182,50 +181,14 @@ async def test_a_node_with_tls_says_what_to_check_if_the_other_has_none(tmp_path
             await leader.dialer(tls=client_context(*node.files)).dial(CLIENT)
 
 
-# -- relays --------------------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def relayed(dialer: Dialer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, TcpListener]]:
-    """A client whose connection is passed on, and the listener that does so."""
-    relay = TcpListener("blipmq", "127.0.0.1:0", lambda connection: RelaySession(connection, dialer))
-    await relay.start()
-    reader, writer = await asyncio.open_connection(*relay.address.split(":"))
-    yield reader, writer, relay
+async def test_descriptors_that_are_reserved_for_the_log_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Leader()
+    await leader.listener.start()
+    dialer = Dialer(SECRET, lambda: leader.listener.address, None, descriptors_reserved=64, dial_s_max=0.3)
+    with socket.socket() as last, monkeypatch.context() as patched:
+        patched.setattr("resource.getrlimit", lambda _: (last.fileno() + 2, last.fileno() + 2))
+        with pytest.raises(NotLeading, match="too many files are open here"):
+            await dialer.dial(CLIENT)
+    _, writer = await dialer.dial(CLIENT)
     writer.close()
-    await relay.stop()
-
-
-async def test_a_relay_passes_on_what_comes_both_ways(leader: Leader) -> None:
-    async with relayed(leader.dialer()) as (reader, writer, _):
-        large = b"x" * 300_000 + b"\n"
-        writer.write(large)
-        name, peer, _ = (await reader.readline()).split()
-        assert (name, peer.decode()) == (b"blipmq", "{}:{}".format(*writer.get_extra_info("sockname")))
-        assert await reader.readexactly(len(large)) == large
-        await leader.listener.stop()
-        assert await reader.read() == b""  # as the node that leads is gone
-
-
-async def test_a_client_whose_request_nobody_takes_is_disconnected(leader: Leader) -> None:
-    leader.leads = False
-    async with relayed(leader.dialer()) as (reader, writer, _):
-        writer.write(b"nobody will answer this")
-        assert await reader.read() == b""
-
-
-async def test_a_client_is_disconnected_if_another_node_leads_than_one_that_is_frozen(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That one takes what its socket holds, and neither answers nor closes the connection."""
-    monkeypatch.setattr("penstock.net.relay.LOOK_S", 0.01)
-    address = leader.listener.address
-    async with relayed(Dialer(SECRET, lambda: address, None)) as (reader, writer, relay):
-        await reader.readline()
-        [frozen] = leader.listener._connections
-        frozen._transport.pause_reading()
-        writer.write(bytes(64 << 20))  # more than all buffers on the way hold
-        while relay.budget.held_bytes < ListenerLimits().in_flight_bytes_max:
-            await asyncio.sleep(0)
-        address = "127.0.0.1:1"
-        assert await reader.read() == b""
+    await leader.listener.stop(0)

@@ -23,7 +23,7 @@ from tests.net.quic_lines import LineStream, read_all, read_line, serving_quic, 
 
 
 async def test_a_client_that_vanished_is_noticed(tmp_path: Path) -> None:
-    async with talking(tmp_path, QuicLimits(idle_s_max=0.3)) as (service, client, stream):
+    async with talking(tmp_path, QuicLimits.model_construct(idle_s_max=0.3)) as (service, client, stream):
         await stream.write(b"later x\n")
         await until(lambda: service.stats.streams_open == 1)
         client.endpoint.close()
@@ -34,7 +34,7 @@ async def test_a_client_that_vanished_is_noticed(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_says_nothing_stays_as_long_as_it_lives(tmp_path: Path) -> None:
-    async with serving_quic(tmp_path, QuicLimits(idle_s_max=0.4)) as service:
+    async with serving_quic(tmp_path, QuicLimits.model_construct(idle_s_max=0.4)) as service:
         client = await service.client()
         loop = asyncio.get_running_loop()
         later = loop.time() + 1.2
@@ -89,7 +89,7 @@ async def test_a_client_with_a_new_port_is_pinged_until_it_acknowledges(tmp_path
 
 
 async def test_until_a_new_port_is_validated_it_is_sent_three_times_what_came_from_it(tmp_path: Path) -> None:
-    """Whoever has a connection could otherwise point it at another program of its host."""
+    """A client could otherwise point its connection at another program of its host."""
     async with serving_quic(tmp_path, QuicLimits(sweep_s=600)) as service:
         client = await service.client()
         (session,) = service.sessions
@@ -180,7 +180,7 @@ async def test_a_peer_is_not_believed_to_be_where_somebody_repeats_its_datagrams
 
 async def test_a_client_whose_port_changes_while_it_does_not_read_gets_everything_later(tmp_path: Path) -> None:
     """Congestion stops events from being taken, so what validates the new port must be none."""
-    limits = QuicLimits(send_buffer_high_bytes=64 * 1024, send_buffer_low_bytes=16 * 1024)
+    limits = QuicLimits(send_buffer_bytes_max=64 * 1024)
     async with serving_quic(tmp_path, limits) as service:
         client = await service.client()
         client.pause_receiving()
@@ -240,7 +240,7 @@ async def test_a_stop_waits_for_what_is_owed_and_then_closes(tmp_path: Path) -> 
             assert "the server stops" in str(connection.loss)
 
 
-async def test_a_stop_does_not_wait_for_ever(tmp_path: Path) -> None:
+async def test_a_stop_does_not_wait_forever(tmp_path: Path) -> None:
     async with talking(tmp_path) as (service, client, stream):
         await stream.write(b"later never\n")
         await until(lambda: bool(service.sessions[0].streams) and bool(service.sessions[0].streams[0].later))

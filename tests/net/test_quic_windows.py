@@ -161,7 +161,7 @@ class ToldBlocked:
 
 
 def send_blocked_frames(connection: AioquicConnection) -> ToldBlocked:
-    """Let every packet of a connection carry as many DATA_BLOCKED frames as fit, until so many are sent."""
+    """Let every packet of a connection carry as many DATA_BLOCKED frames as fit, until this many are sent."""
     told = ToldBlocked()
 
     def write(builder: QuicPacketBuilder, space: object) -> None:

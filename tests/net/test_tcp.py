@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.errors import ConfigError
-from penstock.net.limits import ListenerLimits
+from penstock.net.limits import TcpLimits
 from penstock.net.tcp import TcpListener
 from tests.descriptors import open_sockets
 from tests.net.line_session import LineSession, Service, hang_up, read_to_end, serving, until
@@ -23,7 +23,7 @@ from tests.net.line_session import LineSession, Service, hang_up, read_to_end, s
 
 @contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
-    """Let this process open so many descriptors more, with the numbers behind all others: tests before may have left gaps."""
+    """Let this process open this many more descriptors, numbered after all others: tests before may have left gaps."""
     gc.collect()  # what is closed by it later would be another gap
     highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
     fillers: list[int] = []
@@ -124,7 +124,7 @@ async def test_a_name_that_does_not_resolve_is_an_error() -> None:
 
 
 async def test_a_connection_above_the_bound_is_closed_at_once_and_counted() -> None:
-    async with serving(ListenerLimits(connections_max=2)) as service:
+    async with serving(TcpLimits(max_connections=2)) as service:
         _, first, session = await service.connect()
         _, second, _ = await service.connect()
         for _ in range(3):
@@ -142,7 +142,7 @@ async def test_a_connection_above_the_bound_is_closed_at_once_and_counted() -> N
 
 
 async def test_a_refusal_is_logged_once_until_there_is_room_again() -> None:
-    async with serving(ListenerLimits(connections_max=1)) as service:
+    async with serving(TcpLimits(max_connections=1)) as service:
         for _ in range(2):
             _, kept, session = await service.connect()
             with capture_logs() as lines:
@@ -157,7 +157,7 @@ async def test_a_refusal_is_logged_once_until_there_is_room_again() -> None:
 
 async def test_connections_leave_descriptors_to_the_log() -> None:
     clients = [socket.socket() for _ in range(8)]
-    service = Service(ListenerLimits(descriptors_reserved=6))
+    service = Service(TcpLimits(descriptors_reserved=6))
     for client in clients:
         client.setblocking(False)
     with descriptors_left(12):
@@ -186,7 +186,7 @@ async def test_connections_leave_descriptors_to_the_log() -> None:
 async def test_a_process_without_descriptors_pauses_accepting_and_recovers() -> None:
     client = socket.socket()
     client.setblocking(False)
-    async with serving(ListenerLimits(descriptors_reserved=1)) as service:
+    async with serving(TcpLimits(descriptors_reserved=1)) as service:
         taken: list[int] = []
         with descriptors_left(4):
             try:
@@ -207,7 +207,7 @@ async def test_a_process_without_descriptors_pauses_accepting_and_recovers() -> 
 
 
 async def test_a_flood_of_connections_is_accepted_in_turns() -> None:
-    async with serving(ListenerLimits(accepts_per_turn_max=2)) as service:
+    async with serving(TcpLimits(accepts_per_turn_max=2)) as service:
         loop = asyncio.get_running_loop()
         clients = [socket.socket() for _ in range(20)]
         for client in clients:
@@ -270,8 +270,21 @@ async def test_stopping_waits_no_longer_than_its_grace() -> None:
         await hang_up(writer)
 
 
+async def test_stopping_waits_no_longer_than_its_grace_for_a_peer_that_leaves_its_last_replies_unread() -> None:
+    async with serving(TcpLimits(linger_s_max=1000)) as service:
+        reader, writer, session = await service.connect()
+        writer.write(b"echo one\n")
+        await reader.readline()
+        writer.write(b"bad\n")
+        await until(lambda: service.stats.protocol_errors == 1)
+        async with asyncio.timeout(10):
+            await service.listener.stop(grace_s=0.05)
+        assert session.is_closed
+        await hang_up(writer)
+
+
 async def test_stopping_does_not_wait_for_peers_that_wait_for_nothing() -> None:
-    async with serving(ListenerLimits(linger_s_max=1000)) as service:
+    async with serving(TcpLimits(linger_s_max=1000)) as service:
         _, writer, session = await service.connect()
         await service.listener.stop(grace_s=1000)
         assert session.is_closed

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 from structlog.testing import capture_logs
 
 from penstock.errors import ConfigError
-from penstock.net.limits import ListenerLimits
+from penstock.net.limits import TcpLimits
 from penstock.net.tls import server_context, subject_of
 from tests.descriptors import open_sockets
 from tests.net.line_session import hang_up, read_to_end, serving, until
@@ -126,7 +126,7 @@ async def test_plain_text_on_a_tls_port_is_one_line_and_no_session(files: Files)
 
 
 async def test_a_handshake_that_never_ends_is_cut_off(files: Files) -> None:
-    limits = ListenerLimits(handshake_s_max=0.05)
+    limits = TcpLimits.model_construct(handshake_s_max=0.05)
     async with serving(limits, tls=server_context(files.cert, files.key)) as service:
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         assert await read_to_end(reader) == b""

@@ -18,7 +18,7 @@ WINDOW_BYTES_MAX = 4 * MIB
 
 
 def taken(windows: ReceiveWindows, connections: int) -> list[int]:
-    """The windows of so many new connections."""
+    """The windows of this many new connections."""
     offered = []
     for _ in range(connections):
         offered.append(windows.offer(WINDOW_BYTES_MAX))

@@ -177,7 +177,7 @@ async def turn() -> None:
 # --- bounded decoding ---
 
 
-async def test_a_turn_decodes_a_share_and_the_next_goes_on(echo: Echo, wire: Wire) -> None:
+async def test_a_turn_decodes_a_share_and_the_next_continues(echo: Echo, wire: Wire) -> None:
     echo.receive(b"1 2 3 4 5 6 7 hal")
     assert wire.sends == [b"123"]
     assert wire.held_bytes == len(b"4 5 6 7 hal")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from penstock.protocols.receive_buffer import ReceiveBuffer
 
 
-def test_where_nothing_is_kept_data_is_looked_at_as_it_comes() -> None:
+def test_where_nothing_is_kept_data_is_checked_as_it_comes() -> None:
     buffer = ReceiveBuffer()
     buffer.needed_bytes = 100
     assert buffer.join(b"ab") == b"ab"
     assert buffer.kept_bytes == 0
 
 
-def test_what_is_kept_is_looked_at_again_once_there_is_enough() -> None:
+def test_what_is_kept_is_checked_again_once_there_is_enough() -> None:
     buffer = ReceiveBuffer()
     buffer.keep(b"whole, rest", 7)
     buffer.needed_bytes = 6

@@ -34,5 +34,5 @@ def test_values_of_several_sizes_or_too_few_are_not(values: list[bytes | None]) 
     assert uniform_values(block(values), 0, len(values)) is None
 
 
-def test_a_small_part_of_a_large_block_is_not_looked_at() -> None:
+def test_a_small_part_of_a_large_block_is_not_checked() -> None:
     assert uniform_values(block([b"x"] * 1000), 0, 100) is None

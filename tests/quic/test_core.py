@@ -10,9 +10,12 @@ from qh3.tls import Epoch
 
 from penstock.quic import core as core_module
 from penstock.quic.core import UNEXPECTED_MESSAGE, QuicCore, StreamRefused
-from penstock.quic.events import STOP_SENDING, STREAM_FINISHED, STREAM_RESET
-from penstock.quic.settings import QuicSettings
+from penstock.quic.events import STOP_SENDING, STREAM_DATA, STREAM_FINISHED, STREAM_RESET
+from penstock.quic.joined_data import JOINED_BYTES_MAX
+from penstock.quic.settings import DATAGRAM_BYTES_LOOPBACK, QuicSettings
 from tests.quic.talk import CLIENT, KIB, MIB, Talk
+
+QUIET_STEPS = 100
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -46,6 +49,25 @@ def test_a_peer_that_has_not_shown_its_address_is_sent_three_times_what_it_sent_
         talk.server.handle_timer(talk.now_s)
     assert heard_bytes < sent_bytes <= 3 * heard_bytes
     talk.shake_hands()
+
+
+def test_data_of_a_stream_that_several_events_carry_is_taken_at_once(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, QuicSettings(datagram_bytes=DATAGRAM_BYTES_LOOPBACK)).shake_hands()
+    first, second = talk.client.open_stream(one_way=True), talk.client.open_stream(one_way=True)
+    long = random.Random(1).randbytes(800 * KIB)
+    for stream_id, data, end in ((first, long, False), (second, b"short", True)):
+        talk.client.send(stream_id, data, end)
+        for _ in range(QUIET_STEPS):
+            talk.step(taking=(talk.client,))
+    taken = []
+    while talk.server.has_news and (event := talk.server.take_event()) is not None:
+        taken.append(event)
+    pieces = [event[2] for event in taken if event[1] == first]
+    assert b"".join(pieces) == long
+    assert all(JOINED_BYTES_MAX <= len(piece) < JOINED_BYTES_MAX + 64 * KIB for piece in pieces[:-1])
+    assert taken[len(pieces) :] == [(STREAM_DATA, second, b"short", True), (STREAM_FINISHED, second)]
+    assert not talk.server.has_news
+    assert talk.server.waiting_events == 0
 
 
 def test_events_that_are_not_taken_grant_no_credit(tmp_path: Path) -> None:

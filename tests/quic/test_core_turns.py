@@ -37,7 +37,7 @@ def sent(talk: Talk, core: QuicCore, peer: QuicCore, source: tuple[str, int]) ->
     return len(datagrams)
 
 
-def exchanges(talk: Talk, count: int) -> Iterator[tuple[int, int]]:
+def exchanges(talk: Talk, count: int, reply: bytes = b"a reply") -> Iterator[tuple[int, int]]:
     """Requests and replies one after another: the number of datagrams of each."""
     client, server = talk.client, talk.server
     stream_id = client.open_stream(one_way=False)
@@ -46,7 +46,7 @@ def exchanges(talk: Talk, count: int) -> Iterator[tuple[int, int]]:
         there = sent(talk, client, server, CLIENT)
         talk.take(server)
         assert not server.must_send(talk.now_s), "the acknowledgement may wait for the reply"
-        server.send(stream_id, b"a reply", end=False)
+        server.send(stream_id, reply, end=False)
         back = sent(talk, server, client, SERVER)
         talk.take(client)
         yield there, back
@@ -127,10 +127,17 @@ def test_the_clock_of_the_library_never_goes_back(talk: Talk) -> None:
         assert not talk.server.is_closed, talk.server.close_reason
 
 
-def test_what_one_answer_may_have_left_behind_is_asked_for_again(talk: Talk) -> None:
+def test_an_answer_that_leaves_room_in_its_datagram_leaves_nothing_behind(talk: Talk) -> None:
     for _ in exchanges(talk, 1):
         pass
-    assert talk.server.ask_again()
+    assert talk.server.is_sure
+
+
+def test_what_an_answer_that_fills_its_datagram_may_have_left_behind_is_asked_for_again(talk: Talk) -> None:
+    for _ in exchanges(talk, 1, bytes(talk.server.outbox.datagram_bytes - 100)):
+        pass
+    assert not talk.server.is_sure
+    talk.server.ask_again()
     assert talk.server.must_send(talk.now_s)
     sent(talk, talk.server, talk.client, SERVER)
-    assert not talk.server.ask_again()
+    assert talk.server.is_sure

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.quic.core import QuicCore, StreamRefused
 from penstock.quic.events import STREAM_DATA, STREAM_FINISHED, STREAM_RESET
+from penstock.quic.kept_frames import FramesUnderWay
 from penstock.quic.packets import Address
 from tests.quic.talk import Talk
 
@@ -94,7 +95,11 @@ class Quarrel:
         for core, streams in self._streams.items():
             core.frames.streams = streams
 
-    def turn(self) -> None:
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self._turn()
+
+    def _turn(self) -> None:
         for core, streams in self._streams.items():
             self._take_note(core, streams)
             for _ in range(self._chance.randrange(6)):
@@ -138,8 +143,19 @@ class Quarrel:
 def test_no_quarrel_over_a_bad_network_breaks_a_core(tmp_path: Path, seed: int, in_peace: bool) -> None:
     chance = random.Random(seed)
     quarrel = Quarrel(Talk(tmp_path, bad=chance).shake_hands(), chance, in_peace=in_peace)
-    for _ in range(300):
-        quarrel.turn()
+    quarrel.turns(300)
+
+
+def test_the_library_fails_on_a_frame_of_a_stream_that_it_has_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, the library was mended, and `kept_frames.py` can go."""
+    monkeypatch.setattr(FramesUnderWay, "after_sending", lambda *_, **__: None)
+    monkeypatch.setattr(FramesUnderWay, "peer_stopped", lambda _: None)
+    chance = random.Random(1)
+    quarrel = Quarrel(Talk(tmp_path, bad=chance).shake_hands(), chance, in_peace=False)
+    with pytest.raises(ValueError, match="reserved stream is missing"):
+        quarrel.turns(300)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -155,5 +171,4 @@ def test_nor_does_one_where_few_datagrams_may_be_sent_at_a_time(
 
     monkeypatch.setattr(QuicCore, "take_datagrams", take_few)
     quarrel = Quarrel(talk, chance, in_peace=False)
-    for _ in range(300):
-        quarrel.turn()
+    quarrel.turns(300)

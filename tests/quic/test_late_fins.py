@@ -163,7 +163,7 @@ def test_ends_that_are_held_together_are_sent_together(tmp_path: Path) -> None:
 
 
 def test_no_timer_is_left_behind_by_an_end_that_is_held_and_then_given_up(tmp_path: Path) -> None:
-    """A time that has passed and is due for ever makes the event loop spin."""
+    """A time that has passed and is due forever makes the event loop spin."""
     talk = talking(tmp_path)
     stream_id = talk.server.open_stream(one_way=True)
     talk.server.send(stream_id, b"x", end=False)

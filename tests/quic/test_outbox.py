@@ -1,4 +1,4 @@
-"""Much to send on many streams, both ways at once: acknowledgements must not wait behind it."""
+"""Much to send on many streams, both ways at once: acknowledgements must not wait for it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ def everything_arrives_within(talk: Talk, streams: int, seconds: float) -> None:
         if all(talk.received[core] == sent[core] for core in sent):
             return
     raise AssertionError(f"{[sum(map(len, got.values())) for got in talk.received.values()]} bytes have arrived")
+
+
+def test_the_library_stalls_on_many_streams_that_are_given_all_their_data_at_once(tmp_path: Path) -> None:
+    """If this fails, the library was mended, and the outbox need only bound what is unacknowledged."""
+    talk = Talk(tmp_path).shake_hands()
+    for core in (talk.client, talk.server):
+        for _ in range(64):
+            core._core.send_stream(core.open_stream(one_way=True), bytes(SENT_BYTES // 64), True)
+    for _ in talk.steps(round(10 * 0.2 / STEP_S)):
+        pass  # ten times what an outbox takes
+    assert all(sum(map(len, got.values())) < SENT_BYTES // 2 for got in talk.received.values())
 
 
 @pytest.mark.parametrize("streams", [1, 16, 64, 500])

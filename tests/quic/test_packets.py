@@ -30,7 +30,7 @@ def first_datagram() -> tuple[QuicCore, bytes]:
     return core, core.take_datagrams(time.monotonic(), 1)[0][0]
 
 
-def test_a_datagram_of_a_connection_begins_with_whom_it_is_for() -> None:
+def test_a_datagram_of_a_connection_begins_with_its_destination() -> None:
     cid = b"abcdefgh"
     assert short_destination(b"\x40" + cid + bytes(20)) == cid
     assert short_destination(b"\x7f" + cid + bytes(1_000)) == cid
@@ -41,7 +41,7 @@ def test_anything_else_is_for_nobody(datagram: bytes) -> None:
     assert short_destination(datagram) is None
 
 
-def test_a_first_datagram_says_who_asks_whom() -> None:
+def test_a_first_datagram_has_both_connection_ids() -> None:
     core, datagram = first_datagram()
     header = long_header(datagram)
     assert header == LongHeader(VERSION, True, core.ids.initial, core.ids.local, b"")

@@ -33,7 +33,7 @@ class Server:
         self._settings = TlsSettings(alpn=("lines",), identity=load_identity(files.cert, files.key))
 
     def refusal_of(self, hello: bytes) -> tuple[int, str] | None:
-        """The alert that a ClientHello is answered with; None where it is taken."""
+        """The alert that a ClientHello is answered with; None if it is taken."""
         try:
             bridge(self._settings, is_client=False).receive_crypto(Epoch.INITIAL, hello, 0, version=VERSION)
         except QuicTlsBridgeError as error:

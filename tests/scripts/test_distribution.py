@@ -54,7 +54,7 @@ def run_tests(directory: Path, *options: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_a_run_goes_on_when_a_worker_dies(tmp_path: Path) -> None:
+def test_a_run_continues_when_a_worker_dies(tmp_path: Path) -> None:
     for number, tests in enumerate(FILES):
         write_file(tmp_path / f"test_{number}.py", tests, dies_at=tests // 2 if number in DYING else -1)
     ran = run_tests(tmp_path, *ON_TWO)

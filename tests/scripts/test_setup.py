@@ -105,7 +105,7 @@ def test_a_java_that_is_there_is_left_alone(machine: Machine) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_without_java_and_without_the_right_to_install_it_setup_goes_on_and_says_what_to_do(machine: Machine) -> None:
+def test_without_java_and_without_the_right_to_install_it_setup_continues_and_says_what_to_do(machine: Machine) -> None:
     machine.program("python", "exit 1")
     machine.program("dpkg-query", "exit 1")
     machine.program("apt-get", "exit 1")

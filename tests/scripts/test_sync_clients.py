@@ -19,7 +19,7 @@ def test_the_sync_client_is_current(protocol: str) -> None:
     assert path.read_text() == generate(protocol), f"protocols/{protocol}/{path.name} is stale: run `make sync`"
 
 
-def test_a_sync_client_that_a_merge_broke_is_generated_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_client_that_a_merge_broke_is_generated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(sync_clients.ROOT / "blipmq", tmp_path / "blipmq")
     (tmp_path / "blipmq" / "sync.py").write_text("<<<<<<< ours")
     monkeypatch.setattr(sync_clients, "ROOT", tmp_path)

@@ -76,7 +76,7 @@ class Actor(ABC):
 
     @abstractmethod
     async def act(self, client: Any) -> None:
-        """Do one thing. A `PenstockError` makes the actor connect anew."""
+        """Do one thing. A `PenstockError` makes the actor connect again."""
 
     async def pause(self, seconds_mean: float) -> None:
         await asyncio.sleep(self.chance.expovariate(1 / seconds_mean))

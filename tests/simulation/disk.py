@@ -18,7 +18,7 @@ from tests.simulation.trace import Trace
 
 FLUSHES_PER_TURN = 8
 HELD_UNDER_A_LOCK = {"reserve"}
-"""Files that are changed while a lock is held: whoever waited for that would keep the turn."""
+"""Files that are changed while a lock is held: a thread that waited for it would keep the turn."""
 
 
 class SimDisk(PowerCutDisk):
@@ -127,7 +127,7 @@ class SimDisk(PowerCutDisk):
 
     def open_read(self, path: Path) -> int:
         fd = super().open_read(path)
-        self._appending.pop(fd, None)  # its number was free, so whoever had it has closed it
+        self._appending.pop(fd, None)  # its number was free, so it was closed
         return fd
 
     def sync_directory(self, path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.simulation.world import World
 KINDS_MAX = 6
 PAUSE_S = 0.6
 OPERATIONS_MAX = 60
-"""A crash in the middle of a commit, a rewrite or a recovery comes at one of so many operations of the disk from now."""
+"""A crash in the middle of a commit, a rewrite or a recovery comes at one of this many operations of the disk from now."""
 
 
 class Disturbances:
@@ -53,7 +53,7 @@ class Disturbances:
         self._world.disk.set_full(False)
 
     async def ensure_up(self) -> bool:
-        """Start the broker until it runs; False where it does not."""
+        """Start the broker until it runs; False if it does not."""
         while not self._world.is_up and not self._world.failures:
             await asyncio.sleep(self._chance.uniform(0.0, 0.5))
             await self._world.start_broker()
@@ -105,7 +105,7 @@ class Disturbances:
         self._world.clock.jump(seconds)
 
     async def _fail_flush(self) -> None:
-        """Whoever runs the broker sees that it refuses writes, and restarts it."""
+        """An operator sees that it refuses writes, and restarts it."""
         self._world.fail_flushes(self._chance.choice((1, 6)))
         await asyncio.sleep(self._chance.uniform(0.1, 1.0))
         await self._chance.choice((self._crash, self._restart, self._cut_power))()

@@ -93,9 +93,9 @@ class History:
         """Values by subscription, whose name is its topic's behind that of the protocol."""
         self.transactions: list[list[int]] = []
         self.topics: dict[str, bool | None] = {}
-        """Whether a topic exists; None where that is unknown."""
+        """Whether a topic exists; None if that is unknown."""
         self.violations: list[str] = []
-        """What was wrong while the run went on."""
+        """What was wrong while the run continued."""
 
     # -- notes -------------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from tests.simulation.network import Network, SimSocket
+    from tests.simulation.network import Network, Reader, SimSocket
 
 TURN_S: Final = 1e-6
 """How long one turn of the loop takes: time passes even for a program that never waits."""
@@ -263,7 +263,7 @@ class SimLoop(asyncio.BaseEventLoop):
             result = func(*args)
         except ProcessEnded:
             raise
-        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
+        except BaseException as error:  # noqa: BLE001 - handed to the awaiting coroutine
             self.call_soon(self._settle, future, None, error)
         else:
             self.call_soon(self._settle, future, result, None)
@@ -286,14 +286,14 @@ class SimLoop(asyncio.BaseEventLoop):
         return [(socket.AF_INET, 0, 0, "", (host, port))]
 
     async def create_connection(  # type: ignore[override]
-        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int, ssl: None = None
-    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        self, protocol_factory: Callable[[], Reader], host: str, port: int, ssl: None = None
+    ) -> tuple[asyncio.Transport, Reader]:
         assert ssl is None, "TLS over TCP is not simulated"
         return await self.network.connect(protocol_factory, (host, port))
 
     async def connect_accepted_socket(  # type: ignore[override]
-        self, protocol_factory: Callable[[], asyncio.Protocol], sock: SimSocket, **_: Any
-    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        self, protocol_factory: Callable[[], Reader], sock: SimSocket, **_: Any
+    ) -> tuple[asyncio.Transport, Reader]:
         return self.network.attach(sock, protocol_factory())
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]

@@ -22,6 +22,8 @@ from tests.simulation.loop import CURRENT, Process, SimLoop
 from tests.simulation.trace import Trace
 
 Address = tuple[str, int]
+Reader = asyncio.Protocol | asyncio.BufferedProtocol
+"""What a program reads a connection with: clients are given data, the broker has it put where it says."""
 
 HOST: Final = "127.0.0.1"
 FIRST_PORT: Final = 40_000
@@ -105,8 +107,8 @@ class Network:
     # -- TCP -------------------------------------------------------------------------------------------------------------
 
     async def connect(
-        self, protocol_factory: Callable[[], asyncio.Protocol], address: Address
-    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        self, protocol_factory: Callable[[], Reader], address: Address
+    ) -> tuple[asyncio.Transport, Reader]:
         await asyncio.sleep(self.delay_s(0.0005))
         listening = self._listening.get(address[1])
         if listening is None:
@@ -123,7 +125,7 @@ class Network:
         listening.arrive(SimSocket(socket.AF_INET, socket.SOCK_STREAM, network=self, end=server))
         return client, client.attach(protocol_factory())
 
-    def attach(self, accepted: SimSocket, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, asyncio.Protocol]:
+    def attach(self, accepted: SimSocket, protocol: Reader) -> tuple[asyncio.Transport, Reader]:
         assert accepted.end is not None
         end, accepted.end = accepted.end, None
         return end, end.attach(protocol)
@@ -300,7 +302,7 @@ class SimSocket:
 
 
 class End(asyncio.Transport):
-    """One end of a TCP connection, with the kernel's buffers behind it."""
+    """One end of a TCP connection, with its kernel buffers."""
 
     peer: End
 
@@ -316,7 +318,7 @@ class End(asyncio.Transport):
         self._loop = network.loop
         self._own = own
         self._line = Line(0.0001, CHUNK_BYTES_MAX) if network.is_calm else Line.draw(network.chance)
-        self._protocol: asyncio.Protocol | None = None
+        self._protocol: Reader | None = None
         self._context = contextvars.copy_context()
         self._out = bytearray()
         self._eof = False
@@ -327,7 +329,7 @@ class End(asyncio.Transport):
         self._high, self._low = 64 << 10, 16 << 10
         self._moving = False
 
-    def attach(self, protocol: asyncio.Protocol) -> asyncio.Protocol:
+    def attach(self, protocol: Reader) -> Reader:
         """Hand it to a program."""
         self._context = contextvars.copy_context()
         self._protocol = protocol
@@ -401,7 +403,7 @@ class End(asyncio.Transport):
         return {"peername": self.peer_address, "sockname": self._own}.get(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        assert isinstance(protocol, asyncio.Protocol)
+        assert isinstance(protocol, Reader)
         self._protocol = protocol
 
     def get_protocol(self) -> asyncio.BaseProtocol:
@@ -450,7 +452,9 @@ class End(asyncio.Transport):
         if peer._protocol is None or not peer._reading:
             return  # it moves on when there is someone to read
         if self._out:
-            size = self._network.chance.randint(1, self._line.chunk_bytes_max)
+            size = min(
+                self._network.chance.randint(1, self._line.chunk_bytes_max), peer._context.run(peer._read_bytes_max)
+            )
             data = bytes(self._out[:size])
             del self._out[:size]
             self._network.trace.note("bytes", self.name, len(data), f"{crc32(data):08x}")
@@ -462,9 +466,22 @@ class End(asyncio.Transport):
             peer._context.run(peer._received_eof)
         self.move()
 
+    def _read_bytes_max(self) -> int:
+        """How much the program takes in one piece."""
+        protocol = self._protocol
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            return len(memoryview(protocol.get_buffer(-1)))
+        return self._line.chunk_bytes_max
+
     def _received(self, data: bytes) -> None:
-        if not self._closing and self._protocol is not None:
-            self._protocol.data_received(data)
+        protocol = self._protocol
+        if self._closing or protocol is None:
+            return
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            memoryview(protocol.get_buffer(-1))[: len(data)] = data
+            protocol.buffer_updated(len(data))
+        else:
+            protocol.data_received(data)
 
     def _received_eof(self) -> None:
         if self._closing or self._protocol is None:

@@ -63,7 +63,7 @@ class Outcome:
 
 
 def simulate(seed: int, *, seconds: float = LOAD_S, disturbances: Sequence[str] = ()) -> Outcome:
-    """Run a seed, with so many virtual seconds of load, and with these disturbances instead of those that the seed draws."""
+    """Run a seed, with this many virtual seconds of load, and with these disturbances instead of those that the seed draws."""
     certificate_files()
     raise_descriptor_limit()  # every file that ever was stays open, so that its place on the disk is not given to another
     chance = Random(seed)

@@ -86,7 +86,7 @@ class SimPool(Executor):
 
 
 class SimFuture(Future[T]):
-    """Whoever waits for it lets the loop run meanwhile."""
+    """A thread that waits for it lets the loop run meanwhile."""
 
     def __init__(self, loop: SimLoop) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class SimFuture(Future[T]):
     def run(self, work: Callable[[], T]) -> None:
         try:
             self.set_result(work())
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread
             self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> T:

@@ -30,7 +30,7 @@ class Trace:
 
 
 def first_difference(one: Trace, other: Trace) -> str:
-    """Return the first lines at which two traces differ; empty where they agree."""
+    """Return the first lines at which two traces differ; empty if they agree."""
     for number, (left, right) in enumerate(zip_longest(one.lines, other.lines)):
         if left != right:
             before = "\n".join(one.lines[max(0, number - 5) : number])

@@ -64,7 +64,7 @@ class World:
     # -- the life of the broker --------------------------------------------------------------------------------------------
 
     async def start_broker(self) -> bool:
-        """Start a broker on what the disk holds; False where it was ended before it was ready."""
+        """Start a broker on what the disk holds; False if it was ended before it was ready."""
         self.trace.note("start")
         self.disk.attach()
         process = self._process = Process(f"broker-{self.crashes}", self.loop)
@@ -113,7 +113,7 @@ class World:
             self._new_disk()
 
     def fail_flushes(self, count: int) -> None:
-        """Let so many flushes fail, from the next on."""
+        """Let this many flushes fail, from the next on."""
         self.trace.note("flush-error", count)
         self.flush_failures += count
         for _ in range(count):

@@ -65,7 +65,7 @@ class Stream:
         return self.offsets[-1] if self.offsets else through_json(self.reader.initialOffset())
 
     def batch(self, limit: ReadLimit | None = None) -> list[Row] | None:
-        """The rows of the next batch, None where Spark would start none."""
+        """The rows of the next batch, None if Spark would start none."""
         start, end = self.start, self.next_end(limit)
         if json.dumps(end) == json.dumps(start):
             return None

@@ -58,7 +58,7 @@ def try_everything(server: str, broker: str, directory: Path) -> dict[str, Any]:
     try:
         query.awaitTermination(STREAM_S_MAX)
         found["refused"] = ""
-    except Exception as error:  # noqa: BLE001 - what it says is what is looked at
+    except Exception as error:  # noqa: BLE001 - what it says is what is examined
         found["refused"] = str(error)
 
     # A session with a broker of its own, as `penstock.spark.session` leaves it.

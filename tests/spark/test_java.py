@@ -50,7 +50,7 @@ def test_a_link_on_the_path_is_followed_to_the_installation(tmp_path: Path) -> N
     assert find_java({"PATH": f"{tmp_path}:{bin_directory}"}, []) == home
 
 
-def test_usual_places_are_looked_at_and_the_oldest_that_will_do_is_taken(tmp_path: Path) -> None:
+def test_usual_places_are_checked_and_the_oldest_that_will_do_is_taken(tmp_path: Path) -> None:
     java(tmp_path / "jvm" / "java-11", "11.0.1")
     java(tmp_path / "jvm" / "java-25", "25")
     seventeen = java(tmp_path / "jvm" / "java-17", "17.0.1")

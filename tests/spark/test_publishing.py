@@ -127,7 +127,7 @@ def test_only_the_latest_of_what_waits_to_be_published_is(
     assert sent == [1, 4, 5], "what is published already is not again"
 
 
-def test_a_query_goes_on_where_offsets_cannot_be_published(
+def test_a_query_continues_where_offsets_cannot_be_published(
     running: RunningBroker, client: FlyMQClient, source: Source
 ) -> None:
     client.send("orders", b"a")

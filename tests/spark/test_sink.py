@@ -203,7 +203,7 @@ def test_a_batch_job_is_published_by_its_commit_and_leaves_nothing_behind(query:
     assert stored(client) == [b"0", b"1", b"2"]
 
 
-def test_each_batch_job_writes_anew(query: Query, client: FlyMQClient) -> None:
+def test_each_batch_job_writes_again(query: Query, client: FlyMQClient) -> None:
     for _ in range(2):
         writer = query.batch()
         writer.commit([query.task(None, [values_batch(b"a")], writer=writer)])

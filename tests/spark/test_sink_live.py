@@ -82,6 +82,25 @@ def test_a_stream_writes_each_batch_once_also_when_it_comes_again(
     assert stored(client, sink) == ["a", "b", "c"]
 
 
+def test_a_query_with_another_checkpoint_fails_instead_of_leaving_its_rows_out(
+    spark: SparkSession, client: FlyMQClient, fresh_topic: FreshTopic, options: dict[str, str], tmp_path: Path
+) -> None:
+    source, sink = fresh_topic("in"), fresh_topic("out")
+    client.send_many(source, [b"a", b"b"])
+
+    def run(checkpoint: str, **more: str) -> None:
+        rows = spark.readStream.format("penstock").options(**options, subscribe=source, startingOffsets="earliest")
+        writing = rows.load().select("value").writeStream.format("penstock").options(**options, topic=sink, **more)
+        writing = writing.option("txnAppId", sink).option("checkpointLocation", str(tmp_path / checkpoint))
+        writing.trigger(availableNow=True).start().awaitTermination()
+
+    run("first")
+    with pytest.raises(PySparkException, match=f"wrote batches up to 0 under txnAppId {sink}"):
+        run("second")
+    run("third", txnReplay="true")
+    assert stored(client, sink) == ["a", "b"]
+
+
 def test_inside_foreach_batch_each_named_write_is_done_once(
     spark: SparkSession, client: FlyMQClient, fresh_topic: FreshTopic, options: dict[str, str], tmp_path: Path
 ) -> None:

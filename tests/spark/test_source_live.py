@@ -84,7 +84,7 @@ class Query:
 
 
 def until_committed(client: FlyMQClient, topic: str, group: str, offset: int) -> None:
-    """Offsets are published while the query goes on."""
+    """Offsets are published while the query continues."""
     give_up_s = time.monotonic() + PUBLISH_S_MAX
     while time.monotonic() < give_up_s:
         if client.committed(topic, group, 0) == offset:
@@ -251,7 +251,7 @@ def test_a_batch_that_was_not_committed_is_done_again_the_same(
     assert stream.run() == ["b", "c", "d"]
 
 
-def test_a_stream_that_goes_on_sees_new_topics_and_survives_the_broker(
+def test_a_stream_that_continues_sees_new_topics_and_survives_the_broker(
     spark: SparkSession, tmp_path: Path, fresh_topic: FreshTopic
 ) -> None:
     prefix = fresh_topic("site")
@@ -292,7 +292,7 @@ def test_a_topic_that_was_created_again_stops_the_query(
         running.awaitTermination()
 
 
-def test_a_power_cut_that_took_what_was_read_stops_the_query_unless_it_may_go_on(
+def test_a_power_cut_that_took_what_was_read_stops_the_query_unless_it_may_continue(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with RunningBroker(tmp_path / "data", durability="none", topics=[{"name": "orders"}]) as broker:

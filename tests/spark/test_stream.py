@@ -31,7 +31,7 @@ def send(client: FlyMQClient, *values: bytes, topic: str = "orders", partition: 
 # -- how a query goes -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_begins_with_what_comes_and_goes_on(client: FlyMQClient, source: Source) -> None:
+def test_a_stream_begins_with_what_comes_and_continues(client: FlyMQClient, source: Source) -> None:
     send(client, b"before")
     stream = source.stream()
     assert stream.values() == [], "the first batch puts on record what the latest offset was"
@@ -282,7 +282,7 @@ def test_a_trigger_that_wants_all_gets_all(client: FlyMQClient, source: Source) 
     assert len(stream.batch(ReadAllAvailable()) or []) == 10
 
 
-def test_few_records_wait_for_more_but_not_for_ever(
+def test_few_records_wait_for_more_but_not_forever(
     client: FlyMQClient, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0

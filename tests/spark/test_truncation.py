@@ -195,7 +195,7 @@ class Run:
         send(self.broker, b"%d" % self.number)
 
     def batch(self) -> bool:
-        """A batch of a query that was started anew; done twice, sometimes with a power cut in between."""
+        """A batch of a query that was started again; done twice, sometimes with a power cut in between."""
         try:
             self.source.stream().reader.latestOffset(self.start, ReadAllAvailable())
         except DataLoss:

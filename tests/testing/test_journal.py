@@ -22,7 +22,7 @@ def test_outcomes_are_read_back_from_the_file(tmp_path: Path) -> None:
     ]
 
 
-def test_a_journal_opened_again_goes_on_with_new_ids(tmp_path: Path) -> None:
+def test_a_journal_opened_again_continues_with_new_ids(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with Journal(path) as journal:
         assert journal.sending("p", "t", [b"a", b"b"]) == range(2)

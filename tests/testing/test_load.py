@@ -40,7 +40,7 @@ def test_a_load_ends_with_its_broker_and_the_check_holds(penstock_broker: Runnin
     verdict(penstock_broker, journal)
 
 
-def test_refused_records_are_noted_as_failed_and_the_load_goes_on(
+def test_refused_records_are_noted_as_failed_and_the_load_continues(
     penstock_broker: RunningBroker, journal: Journal
 ) -> None:
     with ProducerLoad(penstock_broker.url, journal, "orders", producers=2, batch_records=10) as load:

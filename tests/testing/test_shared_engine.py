@@ -12,30 +12,24 @@ from penstock.testing.shared_engine import SharedEngine
 from penstock.testing.shared_log import SharedLog
 from tests.log.contract import EngineContract
 from tests.log.records import append, read_values
-from tests.log.storage import Storage, make_partition
+from tests.log.storage import StorageOf, make_partition
 
 
-class Cluster(Storage):
+class Cluster(StorageOf[SharedEngine]):
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._log = SharedLog()
         self._seed = seed
         self._clock = ManualClock()
-        self._engine: SharedEngine | None = None
 
-    async def open(self) -> SharedEngine:
-        self._engine = await self.join(self._seed)
-        return self._engine
+    async def start(self) -> SharedEngine:
+        return await self.join(self._seed)
 
     async def join(self, seed: int) -> SharedEngine:
         """Open another engine beside it."""
         engine = SharedEngine(self._log, clock=self._clock, seed=seed)
         await engine.start()
         return engine
-
-    async def close(self) -> None:
-        if self._engine is not None:
-            engine, self._engine = self._engine, None
-            await engine.close()
 
     async def pass_time(self) -> None:
         self._clock.advance(1)

@@ -25,7 +25,7 @@ DISK_S_MIN: Final = 86_400.0
 DISK_FREE_BYTES_MIN: Final = 64 << 20
 """With less, writes are about to be refused, or are already: then the disk fills no further, and no rate tells of it."""
 SUBJECTS_MAX: Final = 100
-"""Of one rule: with more that is wrong, the first ones are told."""
+"""Per rule: if more is wrong, the first ones are reported."""
 QUANTILE: Final = 0.99
 
 
@@ -274,4 +274,4 @@ RULES: Final = (
         _pipeline_down,
     ),
 )
-"""In the order in which they are told, within one severity. PenstockDown is not here: who is down evaluates nothing."""
+"""In the order in which they are reported, within one severity. PenstockDown is not here: a broker that is down evaluates nothing."""

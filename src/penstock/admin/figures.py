@@ -29,7 +29,7 @@ from penstock.broker.idempotence.producers import ProducerStats
 from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule.schedule import ScheduleStats
 from penstock.broker.schemas.validation import ValidationStats
-from penstock.broker.staging.tickets import StagingStats
+from penstock.broker.transactions.tickets import StagingStats
 from penstock.broker.transactions.transactions import TransactionStats
 from penstock.log.api import Engine, EngineStats
 from penstock.net.stats import ListenerStats

@@ -2,7 +2,7 @@
 pipelines report, for plots.
 
 A sample costs what a scrape of the metrics does, six times a minute. Everything is in memory, in arrays of numbers: at most 360 samples of
-at most 3,000 series. A series ends with its group, subscription or stage, and a restart begins anew. Long histories are Prometheus's part.
+at most 3,000 series. A series ends with its group, subscription or stage, and a restart clears them. Long histories are Prometheus's part.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class History:
         self.received_records = array("q")
         self.sent_records = array("q")
         self.disk_free_bytes = array("q")
-        """-1 where the log is not in files."""
+        """-1 if the log is not in files."""
         self.on_sampled: Callable[[int], None] = lambda now_ms: None
         """Called after each sample with its time."""
         self._lags: dict[SeriesKey, LagSeries] = {}

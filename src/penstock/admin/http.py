@@ -74,14 +74,14 @@ class AdminSettings:
     login_required: bool = False
     """Whether the API asks who is there. Without it the API is served to this machine only."""
     probes_open: bool = True
-    """Whether health and metrics are told to everybody who reaches the address."""
+    """Whether health and metrics are served to everybody who reaches the address."""
     configuration: Mapping[str, Setting] = field(default_factory=dict)
 
 
 class AdminServer:
     """Serves health, metrics and the API of one broker on `bind` ("host:port"; port 0 picks a free one) from `start` to `stop`.
 
-    `state` is set by whoever owns the broker: what /readyz answers follows it.
+    `state` is set by the owner of the broker; /readyz follows it.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class AdminServer:
         self._tls = settings.tls
         self._engine = engine
         self._background = broker.background
-        # Loop lag and health are about real time, whatever time the broker is told.
+        # Loop lag and health are about real time, whatever the broker's clock says.
         self._clock = SystemClock()
         self._loop_lag = LoopLag(self._clock)
         sources = Sources(engine, broker, listeners, sessions, self._loop_lag.histogram)
@@ -169,7 +169,7 @@ class AdminServer:
         return str(Address(host, port))
 
     async def start(self) -> None:
-        """Raises ConfigError where the address cannot be listened on."""
+        """Raises ConfigError if the address cannot be listened on."""
         loop = asyncio.get_running_loop()
         self._config.load()
         protocol = functools.partial(

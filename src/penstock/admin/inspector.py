@@ -1,8 +1,8 @@
 """The protocol inspector: what one connection says, decoded frame by frame.
 
 Listening in costs a connection nothing but the test of one attribute while nobody does. While somebody does, its bytes are noted as they
-are and decoded when they are asked for, in a worker thread. An inspection is bounded in bytes and frames and ends where it reaches a
-bound, when its connection ends, and when nobody has asked for a while.
+are and decoded when they are read, in a worker thread. An inspection is bounded in bytes and frames and ends where it reaches a
+bound, when its connection ends, and when nobody has read it for a while.
 
 A connection is inspected from its first byte on if the inspection was there before it (`peer` left empty), else from where the next frame
 begins.
@@ -28,7 +28,7 @@ FRAMES_MAX: Final = 1_000
 CHUNKS_MAX: Final = 10_000
 """Reads and sends that are noted."""
 STREAMS_MAX: Final = 256
-"""Of one connection that are decoded, the first ones."""
+"""Per connection: the first ones are decoded."""
 INSPECTIONS_MAX: Final = 8
 UNWATCHED_S_MAX: Final = 60.0
 """After which an inspection that nobody asks for ends."""
@@ -236,7 +236,7 @@ class Inspector:
         del self._inspections[ended]
 
     def _listen(self) -> None:
-        """Be told of new connections where somebody waits for one, and only there."""
+        """Watch for new connections on listeners where an inspection waits for one."""
         wanted = {each.listener for each in self._inspections.values() if each.state == "waiting"}
         for name, listener in self._listeners.items():
             if name in wanted:
@@ -252,7 +252,7 @@ class Inspector:
         self._listen()
 
     def _watch(self) -> None:
-        """End what nobody has asked for lately, and look again while there is something."""
+        """End inspections that nobody has read recently, and check again while there are any."""
         now_s = self._clock.monotonic()
         for each in self._inspections.values():
             if each.state in ACTIVE and now_s - each.asked_s > UNWATCHED_S_MAX:

@@ -256,7 +256,7 @@ def _transactions(figures: Figures) -> Iterator[Metric]:
 def _producers(figures: Figures) -> Iterator[Metric]:
     known, answers_bytes, stats = figures.producers
     yield _gauge("producers", "Idempotent producers that the broker knows.", known)
-    yield _gauge("producers_answers_bytes", "Memory of answers that may be asked for again.", answers_bytes)
+    yield _gauge("producers_answers_bytes", "Memory of answers that may be requested again.", answers_bytes)
     yield _counter("producers_registered", "Idempotent producers registered.", stats.registered)
     yield _counter(
         "producers_forgotten",

@@ -25,9 +25,8 @@ import structlog
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from penstock.admin.api.application import ROUTE, SECURITY_HEADERS, Door, read_body
+from penstock.admin.api.application import ROUTE, Application, Door, read_body
 from penstock.admin.api.problems import HttpProblem, status_of
 from penstock.admin.api.routing import Routes
 from penstock.broker.access.checks import BROKER, Declaration, Operation, Principal, ResourceKind, authorize
@@ -123,7 +122,7 @@ class Call:
         return versions
 
     def _check_known(self) -> None:
-        """Raises AccessDenied where the caller may not know whether there is such a subject."""
+        """Raises AccessDenied if the caller may not know whether there is such a subject."""
         with suppress(SchemaNotFound):
             self.broker.schemas.get(self.principal, self.subject)
 
@@ -194,18 +193,13 @@ def route(method: str, path: str, asks: Any) -> Callable[[Handler], Handler]:
     return declare
 
 
-class RegistryApi:
+class RegistryApi(Application):
     """The ASGI application below `/registry`."""
 
     def __init__(self, broker: Broker, door: Door) -> None:
         self._broker = broker
         self._door = door
         self._routes = Routes((each.method, each.path, each) for each in ROUTES)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._respond(HttpRequest(scope, receive))
-        response.headers.update(SECURITY_HEADERS)
-        await response(scope, receive, send)
 
     async def _respond(self, request: HttpRequest) -> Response:
         try:

@@ -3,12 +3,11 @@
 broker.py        the operations that sessions call          limits.py        bounds that are shared
 topics/          settings of topics                         records/         producing: partitions, keys, expiry
 groups/          consumer groups: offsets, members, lag     deliveries/      subscriptions, redelivery, dead letters
-transactions/    transactions and idempotent commits        staging/         staged writes of Spark jobs
-idempotence/     producers whose requests are stored once   schemas/         schemas and validation
-schedule/        delayed records
+transactions/    transactions, and staged writes of Spark   idempotence/     producers whose requests are stored once
+schemas/         schemas and validation                     schedule/        delayed records
 access/          users, roles, ACLs, API keys, audit        cache/           cached values (Felix)
 table.py         state as a table over a compacted internal topic
 tables.py        the tables that exist, for verification    pipelines.py     what pipeline runs report
-cluster.py       what clients are told of the cluster       keyed_locks.py   locks by key
+cluster.py       the cluster as clients see it              keyed_locks.py   locks by key
 part.py          what the parts of a broker share
 """

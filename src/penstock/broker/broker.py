@@ -59,11 +59,11 @@ from penstock.broker.schemas.operations import Schemas
 from penstock.broker.schemas.reference import parse_reference
 from penstock.broker.schemas.registry import Registry
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.staging.operations import Staging
 from penstock.broker.topics.changes import TopicChanges
 from penstock.broker.topics.quota import TopicQuota
 from penstock.broker.topics.settings import TopicDescription, check_topic_config, describe
 from penstock.broker.tracing import Tracing, ending, error_of_placed
+from penstock.broker.transactions.staging import Staging
 from penstock.broker.transactions.transactions import Transactions
 from penstock.clock import Clock
 from penstock.errors import GroupNotFound, InvalidRequest, NotLeading, TopicExists
@@ -253,8 +253,9 @@ class Broker:
 
     async def _create_missing(self, principal: Principal, name: str) -> None:
         if not self._engine.leads and self._engine.deposed is None:
+            by_writer = replace(principal, trusted=True)  # who may write to a topic may have it made
             with suppress(TopicExists):
-                await self._create_elsewhere(principal, name, replace(self.topic_defaults, partitions=1), None)
+                await self._create_elsewhere(by_writer, name, replace(self.topic_defaults, partitions=1), None)
             return
         async with self._topic_changes.of(name):
             if name not in self._engine.topics():
@@ -417,7 +418,7 @@ class Broker:
 
     @on_topic(Operation.READ)
     def committed_offset(self, principal: Principal, topic: str, group: str, partition: int) -> int | None:
-        """The next offset the group reads, None where it has committed none. Raises GroupNotFound."""
+        """The next offset the group reads, None if it has committed none. Raises GroupNotFound."""
         return self._groups.committed(topic, group, partition)
 
     @on_topic(Operation.READ)

@@ -79,9 +79,9 @@ class PipelineInfo(NamedTuple):
     message: str
     stages: tuple[Stage, ...]
     stopping: bool
-    """It was asked to stop and has not said yet that it did."""
+    """It was asked to stop and has not reported yet that it has."""
     alive: bool
-    """It says that it runs, and said so lately."""
+    """It has reported recently that it runs."""
 
 
 class Pipelines(Part):
@@ -144,7 +144,7 @@ class Pipelines(Part):
         """Ask the running run to stop with its next report; returns whether there is one. Raises EntryNotFound."""
         entry = self._table.get(name)
         if entry is None:
-            raise EntryNotFound(f"no pipeline {name} has reported; see those that have with: penstock pipeline status")
+            raise EntryNotFound(f"no pipeline {name} has reported; list those that have with: penstock pipeline status")
         if entry.owner != principal.name:
             authorize(self.access, principal, Operation.ADMIN, BROKER)
         if not self._alive(entry):

@@ -2,7 +2,7 @@
 
 The log is the only database. A table reads its topic at start, follows it from then on, and answers from memory. A change is a record with
 the same key (no value: deleted). It shows in memory when its commit has come back, never before, and its writer is answered after that. So
-what a reader was told survives a crash, and what a crash loses was told to no one.
+what a reader has seen survives a crash, and what a crash loses was seen by no one.
 
 Changes show in the order of the log, also those of other nodes. One of its own that comes next in that order is applied as it was made;
 before others, the table reads what lies between.
@@ -340,7 +340,7 @@ class Table(Generic[_Key, _Value]):
             self._show(heappop(self._ahead)[2], error)
 
     def _load_block(self, block: Block) -> None:
-        """Apply the records of a block that do not show yet, and own changes behind them."""
+        """Apply the records of a block that do not show yet, and own changes after them."""
         first = block.index_of(self._applied_end)
         keys = block.keys(first) or [None] * (block.count - first)
         for offset, encoded_key, encoded_value in zip(block.offsets(first), keys, block.values(first), strict=True):

@@ -21,8 +21,8 @@ from penstock.broker.idempotence.stored import PRODUCERS_TOPIC, ProducerKey, Sto
 from penstock.broker.pipelines import PIPELINES_TOPIC, Pipeline
 from penstock.broker.schemas.entries import Entry, EntryKey
 from penstock.broker.schemas.registry import SCHEMAS_TOPIC
-from penstock.broker.staging.applications import APPLICATIONS_TOPIC, Application
-from penstock.broker.staging.entries import COMMITS_TOPIC, TICKETS_TOPIC, CommitEntry, TicketEntry, TicketKey
+from penstock.broker.transactions.applications import APPLICATIONS_TOPIC, Application
+from penstock.broker.transactions.entries import COMMITS_TOPIC, TICKETS_TOPIC, CommitEntry, TicketEntry, TicketKey
 from penstock.broker.transactions.transactions import TRANSACTIONS_TOPIC, Outcome
 from penstock.log.block import Block
 

@@ -21,7 +21,7 @@ from penstock.units import is_loopback
 
 class AdminAccess:
     def __init__(self, server: str | None = None) -> None:
-        """`server` is the address of the broker, with its user and TLS files; without one, nobody logs in."""
+        """`server` is the address of the broker, with its user and TLS files; without one, there is no login."""
         self._server = server
         self._authorization: str | None = None
 
@@ -44,7 +44,7 @@ class AdminAccess:
         return request
 
     def log_in(self, url: str) -> None:
-        """Send the user and the password of the broker's address from now on. Raises AuthenticationRequired where it has none."""
+        """Send the user and the password of the broker's address from now on. Raises AuthenticationRequired if it has none."""
         parts = urlsplit(url)
         if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
             raise InvalidRequest(
@@ -64,7 +64,7 @@ class AdminAccess:
 
 
 class UnverifiedAccess(AdminAccess):
-    """For a broker on this machine that is only to be recognized: any certificate will do, and nobody logs in."""
+    """For a broker on this machine that is only to be recognized: any certificate will do, without a login."""
 
     def _tls(self) -> ssl.SSLContext:
         context = ssl.create_default_context()

@@ -35,9 +35,9 @@ def create(
 ) -> None:
     """Back up all topics and the broker's own state, as of one moment.
 
-    Run it on the broker's machine, as a user that may read its data directory;
-    over FlyMQ that takes the permission to administer. Clients keep writing.
-    What the last backup in TARGET holds unchanged is linked, not copied.
+    Run it on the broker's machine, as a user that may read its data directory.
+    With authentication it needs the permission admin. Clients keep writing.
+    Files that the last backup in TARGET has unchanged are linked, not copied.
 
     Examples:
     $ penstock backup create /backups/orders

@@ -20,7 +20,7 @@ COMPLETION_S_MAX = 0.5
 
 @contextmanager
 def connected(context: typer.Context) -> Iterator[FlyMQClient]:
-    """A client that has connected; where it cannot, the error says so at once."""
+    """A client that has connected; if it cannot, the error says so at once."""
     import penstock
     from penstock.errors import AuthenticationFailed, Unreachable
 

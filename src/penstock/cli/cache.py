@@ -56,12 +56,16 @@ def get(
     if wants_json(context):
         terminal.print_json({"key": key, **terminal.json_bytes("value", value)})
     elif value is None:
-        raise EntryNotFound(f"there is no value for key {terminal.visible(key)}, or it has expired")
+        raise _no_value(key)
     elif terminal.on_terminal():
         print(terminal.visible_bytes(value))
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(value)
+
+
+def _no_value(key: str) -> EntryNotFound:
+    return EntryNotFound(f"there is no value for key {terminal.visible(key)}, or it has expired")
 
 
 @app.command()
@@ -106,7 +110,7 @@ def delete(
     if wants_json(context):
         terminal.print_json({"key": key, "deleted": value is not None})
     elif value is None:
-        raise EntryNotFound(f"there is no value for key {terminal.visible(key)}, or it has expired")
+        raise _no_value(key)
     else:
         print(f"deleted {len(value)} bytes of {terminal.visible(key)}")
 
@@ -130,7 +134,7 @@ def _connected(context: typer.Context) -> Iterator[FelixClient]:
 def felix_url(url: str) -> str:
     """Return the Felix address of the broker. Of an address of another protocol only the host is used.
 
-    Where it names nobody to trust, a broker of this machine that was started here is trusted by the certificate it made for itself.
+    If it names no CA, the certificate that a broker on this machine has created in this directory is trusted.
     """
     from penstock.clients.url import parse_url
     from penstock.net.certificates import CERTIFICATE_FILE

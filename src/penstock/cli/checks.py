@@ -143,7 +143,7 @@ class Guarded:
 
 
 def running_broker(admin_bind: str | None, *, tls: bool = False) -> Sample | Guarded | None:
-    """The broker that answers at the admin address of the configuration, None where there is none."""
+    """The broker that answers at the admin address of the configuration, None if there is none."""
     if admin_bind is None:
         return None
     address = parse_address(admin_bind)

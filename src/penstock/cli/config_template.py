@@ -20,7 +20,7 @@ from penstock.config.listeners import FujinAlias
 from penstock.config.model import Cluster, ClusterTls
 from penstock.docstrings import field_docs
 from penstock.log.kafka.settings import KafkaSasl, KafkaTls
-from penstock.units import format_setting, format_size
+from penstock.units import format_setting
 
 COLUMNS = 98
 REPEATED = (Topic, Pipeline, FujinAlias)
@@ -139,8 +139,6 @@ def leaves(annotation: Any) -> Iterator[Any]:
 
 def value_words(name: str, value: Any) -> str:
     """Return a value as one writes it into the file."""
-    if "_bytes" in name and isinstance(value, int):
-        return format_size(value)
     return format_setting(name, float(value) if name.removesuffix("_max").endswith("_s") else value)
 
 

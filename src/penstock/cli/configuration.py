@@ -122,7 +122,7 @@ def _check_as_the_server_does(config: Config) -> None:
 
 
 def _topic_changes(config: Config) -> list[Change]:
-    """What the next start would change in the data directory. Raises ConfigError where it would refuse."""
+    """What the next start would change in the data directory. Raises ConfigError if it would refuse."""
     from penstock.broker.topics.declared import plan
     from penstock.log.embedded.disk import Disk
     from penstock.log.embedded.topicfiles import TopicFiles

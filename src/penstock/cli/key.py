@@ -55,7 +55,7 @@ def list_keys(context: typer.Context) -> None:
         lambda key: {"name": key.name, "roles": key.roles, "created_ms": key.created_ms, "created_by": key.created_by},
         ["name", "roles", "created by"],
         lambda key: (terminal.name(key.name), ", ".join(key.roles), key.created_by),
-        empty="no keys yet; make one with: penstock key create NAME",
+        empty="no keys yet; create one with: penstock key create NAME",
         fold=["roles"],
     )
 

@@ -27,7 +27,7 @@ ProducedRecord = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes | N
 
 @contextmanager
 def open_input(file: Path | None) -> Iterator[BinaryIO]:
-    """The file, or standard input where there is none or its name is a dash."""
+    """The file, or standard input if there is none or its name is a dash."""
     if file is None or str(file) == "-":
         if sys.stdin.isatty():
             terminal.hint("one record a line; Ctrl-D ends")

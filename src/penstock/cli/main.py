@@ -105,7 +105,7 @@ ADVICE: dict[type[PenstockError], str] = {
     GroupNotFound: " (list them with: penstock group list or penstock subscription list)",
     PartitionNotFound: " (list them with: penstock topic describe TOPIC)",
     SchemaNotFound: " (list them with: penstock schema list)",
-    AuthenticationRequired: " (name yourself in the address: --server flymq://user@host:port; the password is asked for)",
+    AuthenticationRequired: " (name yourself in the address: --server flymq://user@host:port; the password comes from a prompt)",
     UserNotFound: " (list them with: penstock user list)",
 }
 
@@ -139,7 +139,7 @@ class Commands(Group):
 
 
 def _open_closed_streams() -> None:
-    """Put nothing where the caller has closed a standard stream: a socket would take its descriptor, and get what is printed."""
+    """Put nothing if the caller has closed a standard stream: a socket would take its descriptor, and get what is printed."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)

@@ -31,11 +31,9 @@ REST_RECORDS_MAX = 20_000
 def migrate(
     context: typer.Context,
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="The configuration of the broker as it is, a TOML file.")
+        Path, typer.Argument(metavar="SOURCE", help="The current configuration of the broker, a TOML file.")
     ],
-    target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="The configuration of the broker as it is to be, a TOML file.")
-    ],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The new configuration of the broker, a TOML file.")],
     finish: Annotated[
         bool,
         typer.Option("--finish", help="Copy the rest and make the target ready. The broker of SOURCE must be stopped."),
@@ -210,13 +208,15 @@ def _is_running(config: Config) -> bool:
 
 def _engine(config: Config, role: Any) -> Engine:
     """The log of a configuration. Its topics are not cleaned up meanwhile: retention and compaction wait for the broker."""
-    from penstock.log.embedded import EmbeddedEngine, EngineOptions
+    from penstock.log.embedded import EmbeddedEngine
 
     if config.engine == "kafka":
         from penstock.log.kafka.engine import KafkaEngine
 
         return KafkaEngine(config.kafka, role=role)
-    return EmbeddedEngine(config.data_dir, options=EngineOptions(maintenance_interval_s=float(1 << 30)))
+    return EmbeddedEngine(
+        config.data_dir, options=config.log.model_copy(update={"maintenance_interval_s": float(1 << 30)})
+    )
 
 
 async def _check_unused(config: Config, infos: Mapping[str, TopicInfo]) -> None:

@@ -119,7 +119,7 @@ def server_url(context: typer.Context) -> str:
 
 
 def parsed_server_url(url: str) -> Address:
-    """The parts of a broker's address, with port 0 where it names none. Raises InvalidRequest."""
+    """The parts of a broker's address, with port 0 if it names none. Raises InvalidRequest."""
     from penstock.clients.url import parse_url
 
     return parse_url(url, port=0, options=FLYMQ_OPTIONS if url.partition("://")[0] in FLYMQ_SCHEMES else ())
@@ -167,7 +167,7 @@ def checked_admin_url(url: str) -> str:
 
 
 def flymq_url(context: typer.Context) -> str:
-    """The same for commands that only FlyMQ has room for. Raises BadParameter where the address is another protocol's."""
+    """The same for commands that only FlyMQ has room for. Raises BadParameter if the address is another protocol's."""
     url = server_url(context)
     scheme = url.partition("://")[0]
     if scheme not in FLYMQ_SCHEMES:

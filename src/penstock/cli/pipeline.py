@@ -45,7 +45,7 @@ def init(
             metavar="TOPIC",
             help="A topic to read, or a pattern such as 'orders-*'; repeatable.",
             autocompletion=complete_topic,
-            show_default="every topic there is",
+            show_default="all topics",
         ),
     ] = None,
     name: Annotated[
@@ -112,7 +112,7 @@ def run(
     context: typer.Context,
     file: FileArgument,
     once: Annotated[
-        bool, typer.Option("--once", help="Process what is there and exit, instead of waiting for more.")
+        bool, typer.Option("--once", help="Process the records that exist now and exit, instead of waiting for more.")
     ] = False,
     stages: StageOption = None,
     master: Annotated[
@@ -172,7 +172,7 @@ def status(
         terminal.print_json(described if name is None else described[0])
         return
     if not pipelines and terminal.on_terminal():
-        terminal.hint("no pipeline has reported yet; make one with: penstock pipeline init")
+        terminal.hint("no pipeline has reported yet; create one with: penstock pipeline init")
         return
     if name is None:
         _print_all(pipelines)
@@ -384,10 +384,10 @@ def rebuild(
 ) -> None:
     """Remake a silver table from bronze, also while the pipeline runs.
 
-    With another version of the schema, or other rules, every record is
-    decoded again, those too that the topic no longer holds. Readers see the
-    old rows until all of the new ones are there. A rebuild that was killed
-    continues where it was.
+    Use it after a change of the schema or of the rules. Every record is decoded
+    again, including those that the topic no longer holds. Readers see the old
+    rows until one commit replaces them all. A rebuild that was killed continues
+    where it stopped.
 
     Examples:
     $ penstock pipeline rebuild sales.toml silver/orders
@@ -445,7 +445,7 @@ def _addressed(context: typer.Context, pipeline: Pipeline) -> tuple[Pipeline, st
 
 
 def _columns(client: FlyMQClient, topic: str) -> dict[str, str] | None:
-    """The columns that the topic's records will have in silver, None where it has no schema."""
+    """The columns that the topic's records will have in silver, None if it has no schema."""
     from penstock.spark.pipelines.decoding import decoder
     from penstock.spark.pipelines.files import LocalFiles
     from penstock.spark.pipelines.schemas import Plans, schema_of

@@ -368,7 +368,7 @@ def print_outcome(pipeline: Pipeline, outcome: Outcome) -> None:
     if outcome.state == "failed":
         terminal.print_error(f"{outcome.message} (more with --verbose)")
     elif outcome.state == "stopped":
-        terminal.hint(f"stopped; the next run of {pipeline.name} goes on from here")
+        terminal.hint(f"stopped; the next run of {pipeline.name} continues from here")
     rejects = sum(stage.rejects for stage in outcome.stages)
     if rejects:
         topics = [stage.name.partition("/")[2] for stage in outcome.stages if stage.rejects]

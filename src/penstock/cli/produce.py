@@ -291,7 +291,7 @@ def _send_all(
 
 
 def _size_bytes(stream: BinaryIO) -> int | None:
-    """The size of a regular file; of a pipe nobody knows it."""
+    """The size of a regular file; None for a pipe."""
     import os
     import stat
 

@@ -65,7 +65,7 @@ def path() -> Path:
 
 
 def load() -> Profiles:
-    """Raises ConfigError where the file cannot be read, is none of ours, or others can read it."""
+    """Raises ConfigError if the file cannot be read, is none of ours, or others can read it."""
     file = path()
     try:
         with file.open("rb") as stream:

@@ -180,7 +180,7 @@ def bounds(parameter: Any) -> str:
 
 
 def default(parameter: Any) -> str:
-    """The default, or what stands for it; empty where there is none to tell."""
+    """The default, or what stands for it; empty if there is none to tell."""
     if isinstance(parameter.show_default, str):
         return parameter.show_default
     is_flag = getattr(parameter, "is_flag", False)

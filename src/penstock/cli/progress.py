@@ -13,7 +13,7 @@ SHOWN_AFTER_S = 0.5
 
 
 class ProgressBar:
-    """Counts bytes and records, one of them against a total (None where it is unknown); appears after half a second."""
+    """Counts bytes and records, one of them against a total (None if it is unknown); appears after half a second."""
 
     def __init__(self, what: str, total: int | None = None, *, by: Literal["bytes", "records"] = "bytes") -> None:
         self._what = what

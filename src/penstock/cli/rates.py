@@ -22,7 +22,7 @@ class Rates:
 
     @property
     def seconds(self) -> float:
-        """Between the samples; 0 where there is nothing to compare."""
+        """Between the samples; 0 if there is nothing to compare."""
         if self.before is None or self.before.started_s != self.after.started_s:
             return 0.0
         return max(0.0, self.after.at_s - self.before.at_s)
@@ -60,7 +60,7 @@ class Rates:
 
     @property
     def flush_ms(self) -> float | None:
-        """How long a flush took on average; None where there was none."""
+        """How long a flush took on average; None if there was none."""
         if self.before is None or not self.seconds or self.after.flushes <= self.before.flushes:
             return None
         return 1000 * (self.after.flush_s - self.before.flush_s) / (self.after.flushes - self.before.flushes)

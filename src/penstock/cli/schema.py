@@ -122,7 +122,7 @@ def list_schemas(
             each.compatibility or "-",
             "-" if each.created_ms is None else terminal.local_time(each.created_ms),
         ),
-        empty="no schemas yet; make one with: penstock schema register NAME FILE",
+        empty="no schemas yet; register one with: penstock schema register NAME FILE",
         right=["version"],
         drop=["compatibility"],
     )
@@ -152,8 +152,8 @@ def diff(
     """Show what differs between two versions, and which compatibility they have.
 
     Compare a file before you register it: then the older one is the latest
-    version, and the answer is what registering it would say. Exits with 1 if
-    the newer one breaks the compatibility of the schema.
+    version, and the result is what registering the file would give. Exits with
+    1 if the newer one breaks the compatibility of the schema.
 
     Examples:
     $ penstock schema diff order

@@ -23,13 +23,13 @@ class Side(NamedTuple):
 
 class Comparison(NamedTuple):
     lines: list[str]
-    """A unified diff; empty where the definitions are the same."""
+    """A unified diff; empty if the definitions are the same."""
     problems: dict[str, list[str]]
     """By compatibility: what speaks against the newer one."""
 
 
 def compare(older: Side, newer: Side) -> Comparison:
-    """Raises SchemaInvalid where one of them is no definition of its type."""
+    """Raises SchemaInvalid if one of them is no definition of its type."""
     from penstock.broker.schemas.kinds import KINDS, problems_between
 
     lines = difflib.unified_diff(

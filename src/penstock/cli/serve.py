@@ -81,7 +81,7 @@ def serve(
     from penstock.serving import run
 
     logs.configure(effective.logging.level, form=effective.logging.format)
-    # Whoever started this may read the lines through a pipe: the port that was picked, and when it is ready.
+    # The parent process may read the lines through a pipe: the port that was picked, and when it is ready.
     run(effective, announce=_announce_json if wants_json(context) else functools.partial(print, flush=True))
 
 

@@ -25,8 +25,8 @@ def pack_archive(
 ) -> None:
     """Pack what executors need into one archive for spark.archives.
 
-    Executors bring Python, of the version and on the kind of machine of this
-    one, and pyarrow; the archive brings the rest. An existing FILE is replaced.
+    Executors need pyarrow, and the Python version and the architecture of this
+    machine; the archive has the rest. An existing FILE is replaced.
 
     Examples:
     $ penstock spark pack

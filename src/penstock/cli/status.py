@@ -21,8 +21,8 @@ def status(context: typer.Context, admin: AdminOption = None) -> None:
     """Show a broker at a glance: listeners, topics, lag, disk, problems.
 
     Reads the admin address of the broker. If that requires a login, the user
-    of the broker's address logs in. Exits with 1 if the broker is not ready,
-    or not there.
+    of the broker's address logs in. Exits with 1 if the broker is not ready or
+    cannot be reached.
 
     Examples:
     $ penstock status

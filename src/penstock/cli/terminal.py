@@ -232,7 +232,7 @@ def wrapped(text: str, *, indent: int) -> str:
 
 
 def hint(text: str) -> None:
-    """A remark for the person at the terminal; nothing where there is none."""
+    """A remark for the person at the terminal; nothing if there is none."""
     if sys.stderr.isatty():
         print(style(visible(text), err=True, dim=True), file=sys.stderr)
 
@@ -250,7 +250,7 @@ def print_error(message: str) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something that cannot be undone. Without a terminal to ask at, only `--yes` goes on."""
+    """Ask before something that cannot be undone. Without a terminal, only `--yes` continues."""
     if yes:
         return
     if not sys.stdin.isatty():

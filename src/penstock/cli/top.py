@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Fetch = Callable[[], "Sample"]
 
 REDRAW_S = 1.0
-"""At the latest: the clock goes on, and the terminal may have another size."""
+"""The screen is drawn at least this often: the uptime changes, and the terminal may be resized."""
 RECONNECTED_SHOWN_S = 10.0
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 
@@ -215,7 +215,7 @@ def _sampling(fetch: Fetch, interval_s: float) -> Iterator[Sampler]:
 
 @contextmanager
 def _keys() -> Iterator[int | None]:
-    """Standard input without line editing and echo, as a descriptor; None where it is no terminal."""
+    """Standard input without line editing and echo, as a descriptor; None if it is no terminal."""
     import termios
     import tty
 

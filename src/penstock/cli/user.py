@@ -229,7 +229,7 @@ def whoami(context: typer.Context) -> None:
         shown = ("", [], []) if identity is None else (identity.user, identity.roles, identity.permissions)
         terminal.print_json(dict(zip(("user", "roles", "permissions"), shown, strict=True)))
     elif identity is None:
-        print("nobody: this broker does not ask, or you have not logged in")
+        print("anonymous: this broker requires no authentication, or you have not logged in")
     else:
         terminal.print_fields(
             {

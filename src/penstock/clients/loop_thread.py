@@ -19,7 +19,7 @@ CANCEL_S_MAX = 5.0
 """How long an interrupted caller waits for its work to unwind."""
 WAIT_S_MAX = 0.2
 """The longest wait for the loop before it is checked again: a signal just before the wait, or a loop that closes, does not end it."""
-CLOSED = "this client is closed; connect again to go on"
+CLOSED = "this client is closed; connect again"
 TURNS_TO_CLOSE = 3
 """Turns of the loop that transports take to close once they were told to."""
 

@@ -2,7 +2,7 @@
 
 Requests handed over within one turn of the loop leave in one write. A whole read is decoded at once, and its replies are dealt out to
 the exchanges that await them, oldest first. One timer watches the oldest exchange: replies come in order, so when it is late nothing
-behind it can be on time, and the connection is given up.
+after it can be on time, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar, cast
 from penstock.errors import ConnectionLost, PenstockError, ProtocolViolation, RequestTimeout
 
 CLOSE_S_MAX = 1.0
-"""A peer that does not take part in closing (TLS has a farewell) is not waited for any longer."""
+"""How long to wait for a peer's part in closing (the close_notify of TLS)."""
 
 Message = TypeVar("Message")
 Message_co = TypeVar("Message_co", covariant=True)
@@ -110,7 +110,7 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
             self._loop.call_soon(self._flush)
 
     async def close(self) -> None:
-        """Write what was queued, then hang up; replies that have not come by now will not."""
+        """Write what was queued, then close; replies that have not come by now will not."""
         if self._transport is None:
             return
         self._flush()
@@ -123,7 +123,7 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
             await self._gone.wait()
 
     def abort(self) -> None:
-        """Hang up now."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -164,7 +164,7 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
 
     @property
     def _doubt(self) -> str:
-        return "" if self._answered else " (is this protocol spoken there, with or without TLS?)"
+        return "" if self._answered else " (wrong port, or TLS on one side only?)"
 
     def _flush(self) -> None:
         self._flush_scheduled = False

@@ -31,10 +31,10 @@ ACCEPTED_MAX: Final = 1024
 """Streams of the server that wait for `accept_stream`; one more is refused."""
 KEEP_ALIVE_OF_IDLE: Final = 3
 """How many keep-alive packets are sent within the idle timeout."""
-NOBODY_THERE: Final = "nobody listens there"
+NOBODY_THERE: Final = "nothing listens there"
 ADVICE: Final = {
     NOBODY_THERE: "; is the broker running?",
-    "unable to get local issuer certificate": "; name whom to trust with ?ca=FILE: the authority that signed it, or the certificate itself "
+    "unable to get local issuer certificate": "; name a trusted CA with ?ca=FILE, or the server's certificate itself "
     "(one that a broker made is dev-certificate.pem in its data directory)",
 }
 """What to do, by how the reason begins why there is no connection; some of these texts are the library's."""
@@ -251,7 +251,7 @@ class QuicConnection(Connection):
         self.close()
 
     def rebind(self) -> None:
-        """Go on from another port, as after a change of network. The server notices by itself."""
+        """Continue from another port, as after a change of network. The server notices by itself."""
         family = socket.AF_INET6 if ":" in self.core.peer_address[0] else socket.AF_INET
         self.endpoint.close()
         self.endpoint = UdpEndpoint(open_socket(family, connect=self.core.peer_address), self._now_s)
@@ -311,7 +311,7 @@ class QuicConnection(Connection):
             self.on_lost(self.loss)
 
     def refused(self) -> None:
-        """Nobody listens there (any more). Someone on the way could pretend so, but then they could as well drop everything."""
+        """Nothing listens there (any more). An attacker on the path could fake this, but could as well drop everything."""
         self.abandon(NOBODY_THERE)
 
     def _stay_alive(self) -> None:
@@ -346,7 +346,7 @@ async def connect_quic(
 ) -> QuicConnection:
     """Connect to a QUIC server. Raises Unreachable, also if it does not answer in time.
 
-    `ca_file` names whom to trust (a PEM file; a self-signed certificate may stand for itself), else the system's authorities are;
+    `ca_file` has the trusted CA certificates or the server's own (PEM); without it, those of the system are trusted;
     `verify=False` trusts everybody. `cert` and `key` are what to show a server that asks for a client certificate.
     """
     loop = asyncio.get_running_loop()

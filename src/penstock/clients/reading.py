@@ -1,14 +1,14 @@
-"""Reading a topic from start to end, or on and on, whatever the protocol: what to fetch next, when to commit, how long to wait.
+"""Reading a topic from start to end, or following it, over any protocol: what to fetch next, when to commit, how long to wait.
 
 Each partition has a cursor. A few fetches are always on their way, one per cursor at most, and the next one leaves before the last
 one's records are decoded and handed out, so that the broker works while the program does. Where a protocol has no push and no long
 poll, and nothing new came from any partition, the next round waits, twice as long each time up to a bound.
 
-A reader that follows all partitions of a topic asks now and then whether partitions were added to it, and reads those from their start.
+A reader that follows all partitions of a topic checks now and then for added partitions, and reads those from their start.
 
 If the broker answers a fetch with an earlier offset than what was read already, the log has lost its tail in a crash: the cursor of a
 reader that follows the topic continues there, with the records that are written next. A topic that ends before what was read and has lost
-nothing is another one of the same name: its reader is told, rather than left waiting for offsets that it has read.
+nothing is another one of the same name: its reader gets an error, rather than waiting for offsets that it has read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from penstock.clients.records import FetchResult, PartitionDescription, Record
@@ -109,6 +110,14 @@ def check_limit(limit: int | None) -> None:
         raise InvalidRequest(f"limit is {limit}: read at least one record, or leave it out to read all")
 
 
+async def records_of(batches: AsyncGenerator[list[Record], None]) -> AsyncGenerator[Record, None]:
+    """Yield the records of the batches one by one."""
+    async with aclosing(batches):
+        async for batch in batches:
+            for record in batch:
+                yield record
+
+
 async def read_batches(
     cursors: Sequence[Cursor],
     fetch: Fetch,
@@ -119,9 +128,9 @@ async def read_batches(
     sleep: Sleep,
     added: AddedCursors | None = None,
 ) -> AsyncGenerator[list[Record], None]:
-    """The records of all cursors, a list of one partition at a time. `commit` is asked to remember what was handed out.
+    """The records of all cursors, a list of one partition at a time. `commit` stores the offsets of what was handed out.
 
-    `added` is asked for more cursors while topics are followed, if the cursors are all of their partitions.
+    `added` returns more cursors while topics are followed, if the cursors are all of their partitions.
     """
     count = len(cursors)
     fetches = idle_rounds = 0

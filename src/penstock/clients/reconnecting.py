@@ -99,7 +99,7 @@ class Reconnecting(Generic[Conversation]):
         have been carried out.
         """
         if self._closed:
-            raise InvalidRequest("this client is closed; connect again to go on")
+            raise InvalidRequest("this client is closed; connect again")
         attempts = self._attempts(attempts_max)
         after_sending: PenstockError | None = None
         while True:

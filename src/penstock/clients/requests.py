@@ -55,7 +55,7 @@ class Requests(Generic[Message]):
     async def perform(self, exchange: Exchange[Message]) -> None:
         """Send it and wait until its replies are in.
 
-        Raises ConnectionLost where it was sent and there is no connection to send it again on: it may have been carried out.
+        Raises ConnectionLost if it was sent and there is no connection to send it again on: it may have been carried out.
         """
         lost: ConnectionLost | None = None
         for submission in range(1, SUBMISSIONS_MAX + 1):
@@ -122,7 +122,7 @@ class Requests(Generic[Message]):
             pipeline.submit(exchange, now=now)
 
     async def close(self) -> None:
-        """Let what is in flight finish (each within its own time), then hang up. Closing again does nothing."""
+        """Let what is in flight finish (each within its own time), then close the connection. Closing again does nothing."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -136,7 +136,7 @@ class Requests(Generic[Message]):
 
     async def _connect(self, attempts_max: int) -> Pipeline[Message]:
         if self._closed:
-            raise InvalidRequest("this client is closed; connect again to go on")
+            raise InvalidRequest("this client is closed; connect again")
         if self._pipeline is not None:
             return self._pipeline
         if self._connecting is None:
@@ -181,7 +181,7 @@ class Requests(Generic[Message]):
             except BaseException:
                 pipeline.abort()
                 raise
-        if pipeline.lost is not None:  # it was accepted and hung up on before we came to use it
+        if pipeline.lost is not None:  # accepted, and closed before its first request
             raise pipeline.lost
         return pipeline
 
@@ -195,9 +195,9 @@ class Requests(Generic[Message]):
         elif isinstance(error, socket.gaierror):
             reason = f"its name cannot be resolved ({error.strerror})"
         elif isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-            reason = "what it speaks is not TLS"
+            reason = "the server does not speak TLS"
         elif isinstance(error, ConnectionResetError | ConnectionLost):
-            reason = "it hung up; is this protocol spoken there, with or without TLS?"
+            reason = "connection closed during the handshake: wrong port, or TLS on one side only?"
         else:
             reason = str(error) or type(error).__name__
         tried = "" if attempts == 1 else f" ({attempts} attempts in {elapsed_s:.1f} s)"

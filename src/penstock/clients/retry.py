@@ -11,7 +11,7 @@ from penstock.clock import Clock
 from penstock.errors import ConnectionLost, PenstockError, ShuttingDown, Unreachable
 
 SUBMISSIONS_MAX = 4
-"""How often one request is sent, or queued to be, before its caller is told of the lost connections."""
+"""How often one request is sent, or queued to be, before its caller gets the error of the lost connections."""
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]

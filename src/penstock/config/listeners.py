@@ -5,19 +5,21 @@ A listener that other machines can reach must be secure, or say `insecure = true
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from penstock.config.values import (
     ApiKey,
     Bind,
+    DatagramBytes,
     ExpandedPath,
     FelixName,
     GroupName,
     OptionalDurationMs,
     TopicName,
 )
+from penstock.net.limits import ConnectionLimits, QuicConnectionLimits, TcpConnectionLimits
 from penstock.settings import DurationMs, Seconds, Section, Size
 from penstock.units import is_loopback, parse_address
 
@@ -40,22 +42,14 @@ class Tls(Section):
         return self
 
 
-class Listener(Section):
-    """Settings of every listener."""
+class _Endpoint(Section):
+    """Where to listen, and how that is secured."""
 
     bind: Bind
     """The address to listen on. Port 0 picks a free port, which the line printed at start names."""
     tls: Tls | None = None
     insecure: bool = False
     """Allow an address that other machines can reach without TLS and authentication."""
-    max_connections: int = Field(10_000, ge=1, le=1_000_000)
-    """Open connections. Further ones are refused."""
-    idle_s_max: Seconds = Field(300.0, ge=1)
-    """Idle timeout: a connection without traffic for this long is closed."""
-    header_s_max: Seconds = Field(30.0, ge=0.1)
-    """Frame timeout: a frame that has begun must be complete within this time."""
-    handshake_s_max: Seconds = Field(10.0, ge=0.1)
-    """TLS handshake timeout."""
 
     def check_safe(self, *, authenticated: bool, settings: str) -> None:
         """Raise ValueError if anonymous clients of other machines could connect; `settings` names what prevents that."""
@@ -67,25 +61,18 @@ class Listener(Section):
             )
 
 
-class TcpListener(Listener):
+class Listener(ConnectionLimits, _Endpoint):
+    """Settings of every listener."""
+
+
+class TcpListener(TcpConnectionLimits, Listener):
     """Settings of TCP listeners."""
 
 
-class QuicListener(Listener):
+class QuicListener(QuicConnectionLimits, Listener):
     """Settings of QUIC listeners. QUIC always uses TLS; on loopback the broker creates a certificate if none is configured."""
 
-    max_connections: int = Field(4_000, ge=1, le=1_000_000)
-    """Open connections. Further ones are refused."""
-    idle_s_max: Seconds = Field(30.0, ge=1)
-    """Idle timeout: a connection without traffic for this long is closed. The shorter one of both sides' timeouts applies."""
-    streams_max: int = Field(1_024, ge=1, le=65_536)
-    """Streams that a client may have open on one connection, bidirectional and unidirectional each."""
-    handshakes_max: int = Field(1_000, ge=1, le=1_000_000)
-    """Handshakes in progress. One more, from a client with a validated address, replaces the oldest one of the host that has the most."""
-    retry_above: int = Field(100, ge=1)
-    """With this many handshakes in progress, clients must validate their address (Retry), which costs them a round trip. Clients
-    without a connection ID of their own always must."""
-    datagram_bytes: Annotated[int, Field(ge=1_200, le=65_000)] | Literal["auto"] = "auto"
+    datagram_bytes: DatagramBytes = "auto"
     """The largest datagram to send. `auto`: 1452, and 8900 on loopback."""
 
     def check_certificate(self) -> None:

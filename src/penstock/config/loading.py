@@ -104,7 +104,7 @@ def load_config(
 
 
 def _origin_of(path: SettingPath, origins: Mapping[SettingPath, str]) -> str:
-    """Whom to blame for a path: what set it, else what set something above, below or beside it."""
+    """Return the source to name in an error: what set this path, else what set one above, below or beside it."""
     for length in range(len(path), 0, -1):
         for known, origin in origins.items():
             if known[:length] == path[:length]:

@@ -23,7 +23,6 @@ from penstock.config.listeners import (
     FlyMQListener,
     FujinListener,
     Listener,
-    QuicListener,
     RustLogListener,
     Tls,
 )
@@ -41,8 +40,10 @@ from penstock.config.values import (
     TopicName,
 )
 from penstock.log.api import PARTITIONS_MAX, Durability, TopicConfig
+from penstock.log.embedded.options import EngineOptions
 from penstock.log.kafka.settings import KafkaSettings
-from penstock.settings import DurationMs, Seconds, Section, Size
+from penstock.net.limits import FlowLimits
+from penstock.settings import DurationMs, Seconds, Section
 from penstock.units import Address, format_size, is_loopback, parse_address
 
 PIPELINES_DECLARED_MAX = 100
@@ -168,9 +169,8 @@ class Cluster(Section):
         return self
 
 
-class Log(Section):
-    """`[log]`: how records are stored unless a topic has settings of its own, and resources of the storage engine. Retention applies to
-    each partition and deletes whole segments."""
+class _TopicDefaults(Section):
+    """What a topic has unless it has settings of its own."""
 
     retention_ms: OptionalDurationMs = None
     """Retention by time: records older than this are deleted."""
@@ -182,36 +182,11 @@ class Log(Section):
     """A segment of this size is sealed, and a new one is started."""
     segment_ms: SegmentMs = 7 * 24 * 3600 * 1000
     """A segment of this age is sealed too, so that retention by time can delete it."""
-    block_bytes_target: Size = Field(1 << 20, ge=4 << 10, le=32 << 20)
-    """A commit is cut into blocks of about this size. A read from the middle of a block decodes all of it; small blocks compress less."""
-    journal_bytes: Size = Field(64 << 20, ge=1 << 20, le=1 << 32)
-    """A journal of this size is replaced by a checkpoint. There are at most two, which bounds what recovery has to replay."""
-    checkpoint_bytes: Size = Field(32 << 20, ge=1 << 20)
-    """A segment's index is saved each time the segment has grown by this much, which bounds what recovery has to scan."""
-    tail_bytes_per_partition: Size = Field(4 << 20, ge=0)
-    """How much of the end of each partition is cached in memory for readers."""
-    tail_bytes_max: Size = Field(256 << 20, ge=0)
-    """The same, for all partitions together."""
-    write_files_max: int = Field(512, ge=1, le=1 << 20)
-    """Segment files kept open for writing. When there are more, the one written longest ago is closed until its next write. Files that
-    nobody writes to are closed too."""
-    reader_threads: int = Field(4, ge=1, le=64)
-    """Threads for reads from disk."""
-    maintenance_interval_s: Seconds = Field(30.0, ge=0.1)
-    """Interval of retention, merging of small blocks, and compaction."""
-    tombstone_ms: DurationMs = 24 * 3600 * 1000
-    """How long compaction keeps tombstones, so that every reader sees them."""
-    merge_block_bytes: Size = Field(64 << 10, ge=1, le=1 << 20)
-    """A sealed segment whose blocks are smaller than this on average is rewritten with larger ones. At most half of
-    `block_bytes_target`."""
-    compact_dirty_ratio: float = Field(0.5, gt=0, le=1)
-    """A compacted partition is rewritten when this fraction of its sealed bytes is new."""
-    compact_keys_max: int = Field(5_000_000, ge=1_000)
-    """Keys that one pass of compaction holds in memory, about 100 bytes each. More are left for the next pass."""
-    reserve_bytes: Size = 8 << 20
-    """Disk space reserved so that group offsets can be committed when the disk is full."""
-    accept_gaps: bool = False
-    """Start although segment files are missing or cut, or internal topics are damaged. What they held is lost."""
+
+
+class Log(EngineOptions, _TopicDefaults):
+    """`[log]`: how records are stored unless a topic has settings of its own, and resources of the storage engine. Retention applies to
+    each partition and deletes whole segments."""
 
     @model_validator(mode="after")
     def _merged_blocks_are_large(self) -> Log:
@@ -282,24 +257,12 @@ class Pipeline(Section):
     """Start it with the broker."""
 
 
-class Limits(BrokerLimits):
+class Limits(FlowLimits, BrokerLimits):
     """`[limits]`: bounds on requests of clients and on the memory they can occupy."""
 
     # Each is Python and Java: about 1 GiB of memory, or what spark.driver.memory says.
     pipeline_processes_max: int = Field(4, ge=1, le=64)
     """Pipelines of `[[pipelines]]` that run at the same time. Each is a Spark driver on the machine of the broker."""
-    in_flight_bytes_max: Size = Field(16 << 20, ge=1 << 16)
-    """Requests of one connection that are in flight. Above it the connection is not read (back-pressure)."""
-    in_flight_total_bytes_max: Size = Field(256 << 20, ge=1 << 20)
-    """The same, of all connections, including the bytes of incomplete frames. Those may use a quarter of it; above that only the oldest
-    incomplete frame, and frames below 64 KiB, are received. A frame without progress for 10 seconds while others wait is dropped with its
-    connection. Clients that must authenticate and have not yet share a quarter of this size, on top of it, and so do the flow-control
-    windows of QUIC connections: the more connections there are, the smaller the window of a new one. What is on its way to clients over
-    QUIC has an eighth on top of it, and 64 KiB a connection."""
-    send_buffer_bytes_max: Size = Field(1 << 20, ge=1 << 14)
-    """Send buffer of one connection: replies that the client has not read. Above it no further requests of that client are handled. While
-    all send buffers together exceed `in_flight_total_bytes_max` the bound is 64 KiB, and a larger reply waits until there is room for it.
-    While others wait, a client that reads less than 64 KiB in 10 seconds is disconnected."""
 
 
 class Subscriptions(Section):
@@ -407,17 +370,6 @@ class Config(BaseSettings):
             raise ValueError(
                 '[cluster] is for nodes that share a log in Apache Kafka: set engine = "kafka", or leave the section out'
             )
-        for name, settings in self.listeners.enabled():
-            if isinstance(settings, QuicListener) and settings.tls is None:
-                raise ValueError(
-                    f"listeners.{name} needs tls.cert and tls.key in a cluster: a client that connects to any node has its TLS connection"
-                    " with the one that leads, so the certificate must be valid for the names of all nodes"
-                )
-            if isinstance(settings, QuicListener) and not self.cluster.reaches(settings.bind):
-                raise ValueError(
-                    f'listeners.{name}.bind = "{settings.bind}" is only for this machine, and other nodes pass on datagrams to it while '
-                    f'this one leads: bind it as cluster.bind = "{self.cluster.bind}" is'
-                )
         return self
 
     @model_validator(mode="after")

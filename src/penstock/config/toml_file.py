@@ -1,4 +1,4 @@
-"""TOML files that people write: what is wrong with one is told in a line that names it."""
+"""TOML files that people write: each error is one line that names its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The types of settings: what a value may be, in which units, and what is told if it is not."""
+"""The types of settings: what a value may be, in which units, and the error if it is not."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from penstock.errors import InvalidRequest
 from penstock.log.api import Durability
 from penstock.names import INTERNAL_PREFIX, NAME_BYTES_MAX, is_internal, validate_group_name, validate_topic_name
-from penstock.settings import DurationMs, Size
-from penstock.units import parse_address
+from penstock.settings import DurationMs, Size, number_or_text
+from penstock.units import parse_address, parse_size
 
 FOREVER = "forever"
+DATAGRAM_BYTES_MIN = 1_200
+DATAGRAM_BYTES_MAX = 65_000
 _PIPELINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Also the name of a file: that of its log."""
 
@@ -65,9 +67,23 @@ def _http_url(text: str) -> str:
         raise ValueError(f"{text!r} is not the address of an HTTP server: write it as http://127.0.0.1:4318")
     if parts.username is not None:
         raise ValueError(
-            "the address of an HTTP server is shown to whoever may see settings: leave the password out of it"
+            "everyone who may see settings sees the address of an HTTP server: leave the password out of it"
         )
     return text
+
+
+def _datagram_bytes(value: object) -> int | str:
+    """Validate both alternatives here: a union would report a wrong value once for each of them."""
+    if value == "auto":
+        return "auto"
+    wrong = f'use {DATAGRAM_BYTES_MIN} to {DATAGRAM_BYTES_MAX} bytes, or "auto"'
+    try:
+        size_bytes = parse_size(number_or_text(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is not a size: {wrong}") from None
+    if not DATAGRAM_BYTES_MIN <= size_bytes <= DATAGRAM_BYTES_MAX:
+        raise ValueError(f"{value!r} is out of range: {wrong}")
+    return size_bytes
 
 
 def _none_if_forever(value: object) -> object:
@@ -76,6 +92,10 @@ def _none_if_forever(value: object) -> object:
 
 OptionalSize = Annotated[Size | None, BeforeValidator(_none_if_forever)]
 OptionalDurationMs = Annotated[DurationMs | None, BeforeValidator(_none_if_forever)]
+DatagramBytes = Annotated[
+    Annotated[int, Field(ge=DATAGRAM_BYTES_MIN, le=DATAGRAM_BYTES_MAX)] | Literal["auto"],
+    BeforeValidator(_datagram_bytes),
+]
 DurabilityText = Annotated[str, BeforeValidator(_durability)]
 Bind = Annotated[str, AfterValidator(_address)]
 SegmentBytes = Annotated[Size, Field(ge=1 << 16, le=1 << 31)]

@@ -16,7 +16,7 @@ What every engine keeps, checked by `tests/log/contract.py` against each of them
 
 Nodes on one log share the work, and one of them leads (`Engine.leads`). It alone decides: it writes internal topics, creates, alters and
 deletes topics, and appends to several partitions at once. The others append to single partitions of users' topics and of internal topics
-that are shared (`Engine.share`), and follow the rest. Whoever leads next has fenced the one before: what that one still decides is refused
+that are shared (`Engine.share`), and follow the rest. A new leader has fenced the one before: what that one still decides is refused
 (`NotLeading`, `NotWritten`), never merged. An engine with one node always leads.
 
 The log in files (`Engine.files`, `Partition.extents`, `Engine.snapshot`) is a capability that an engine may lack.
@@ -67,7 +67,7 @@ class Durability:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """How one topic is stored. Retention bounds hold per partition; None keeps records for ever."""
+    """How one topic is stored. Retention bounds hold per partition; None keeps records forever."""
 
     partitions: int = 1
     durability: Durability = Durability()
@@ -90,7 +90,7 @@ class TopicInfo:
 
 
 class Batch:
-    """Records for one partition, as columns. `keys`, `headers` and `expiries` are None where no record has one.
+    """Records for one partition, as columns. `keys`, `headers` and `expiries` are None if no record has one.
 
     A None value is a tombstone. A header cell is what `penstock.log.block.encode_headers` made. An expiry is a wall-clock time in
     milliseconds, 0 for never.
@@ -141,7 +141,7 @@ class Batch:
 class BlockBatch:
     """Records for one partition that somebody has laid out already: they are stored as these blocks, at offsets and a time of the commit's.
 
-    Nothing is done for each record, so this is the cheap way to append many. The columns of a block are taken as they are: whoever got
+    Nothing is done for each record, so this is the cheap way to append many. The columns of a block are taken as they are: callers that got
     them from elsewhere checks them first.
     """
 
@@ -239,15 +239,15 @@ class Extent(NamedTuple):
     """A stretch of a partition in one file, for readers that share their work out by bytes."""
 
     path: str
-    """Of the file, from `LogFiles.directory`; empty where no other process can read it."""
+    """Of the file, from `LogFiles.directory`; empty if no other process can read it."""
     marks: Sequence[Mark]
     """One at least, rising; the first is where reading begins."""
     end: int
     """The position after the last block of the stretch."""
     next_offset: int
-    """The offset that reading goes on with behind it."""
+    """The offset after it, where reading continues."""
     file_bytes: int
-    """The size of the file where it is finished, 0 where it still grows. A file of another size is another file."""
+    """The size of the file where it is finished, 0 if it still grows. A file of another size is another file."""
 
 
 class LogFiles(NamedTuple):
@@ -257,7 +257,7 @@ class LogFiles(NamedTuple):
     proof: str
     """The name of a file in the directory that holds `token`."""
     token: str
-    """Drawn anew with each start, so that a copy of the directory in which another engine has written since has another one."""
+    """A random token of this run, so that a copy of the directory that another engine has written to has another one."""
 
 
 OnAppended = Callable[[Appended | PenstockError], None]
@@ -267,7 +267,7 @@ OnAllAppended = Callable[[Sequence[Appended] | PenstockError], None]
 class Partition(ABC):
     """One partition of one topic. Obtained from `Engine.partition`; dead once its topic is deleted.
 
-    `start_offset` and `committed_end` are known without waiting, but on a shared log only while the partition is followed. Whoever compares
+    `start_offset` and `committed_end` are known without waiting, but on a shared log only while the partition is followed. Who compares
     an offset with them, or begins at one of them, awaits `follow` first unless `followed`. Who only reads and watches need not.
     """
 
@@ -330,7 +330,7 @@ class Partition(ABC):
     def append(self, batch: Batch | BlockBatch, done: OnAppended, *, relaxed: bool = False) -> None:
         """Append a batch that is not empty. Calls `done` once, later, on the loop; errors of any kind arrive there too.
 
-        When `done` is told where the batch landed, `committed_end` lies behind it. A `relaxed` append may take longer for the sake of
+        When `done` is called with the place of the batch, `committed_end` lies after it. A `relaxed` append may take longer for the sake of
         others: nobody waits for it.
         """
 
@@ -342,14 +342,14 @@ class Partition(ABC):
     async def read(self, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Block]:
         """Consecutive blocks, the first of which holds `offset` (or the first record after it, where offsets skip).
 
-        At least one block where there is one, then more while they fit into `max_bytes`. Empty at the end of the log. Follows the partition
+        At least one block if there is one, then more while they fit into `max_bytes`. Empty at the end of the log. Follows the partition
         first if it is not followed.
         Raises OffsetOutOfRange below `start_offset` or above `committed_end`, CorruptBlock where the first block is damaged, with the
         `next_offset` to continue at.
         """
 
     async def extents(self, offset: int, end_offset: int, step_bytes: int, bytes_max: int) -> list[Extent]:
-        """Where the blocks from the one that holds `offset` up to `end_offset` lie, in order; empty where there are none.
+        """Where the blocks from the one that holds `offset` up to `end_offset` lie, in order; empty if there are none.
 
         Marks stand at least `step_bytes` apart. Stops at a mark once `bytes_max` bytes are covered, but covers some. Blocks found there
         must be checked: files go away and are replaced by others, and `read` is what answers then.
@@ -359,11 +359,11 @@ class Partition(ABC):
 
     @abstractmethod
     async def offset_at(self, timestamp_ms: int) -> int:
-        """The offset of the first record at or after a time; `committed_end` where there is none."""
+        """The offset of the first record at or after a time; `committed_end` if there is none."""
 
     @abstractmethod
     async def timestamp_of(self, offset: int) -> int | None:
-        """The timestamp of the record at `offset` (or the next one), None where there is none."""
+        """The timestamp of the record at `offset` (or the next one), None if there is none."""
 
     @abstractmethod
     async def delete_before(self, offset: int) -> int:
@@ -431,7 +431,7 @@ class Import(ABC):
 
     @abstractmethod
     async def place(self, topic: str, index: int, records: PlacedBatch) -> None:
-        """Store records at their offsets, the first of which is the position or lies behind it. Offsets between them stay empty."""
+        """Store records at their offsets, the first of which is the position or lies after it. Offsets between them stay empty."""
 
     @abstractmethod
     async def skip_to(self, topic: str, index: int, offset: int) -> None:
@@ -462,7 +462,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Open the log, recovering what a crash left. Raises where it cannot be trusted as it stands."""
+        """Open the log, recovering what a crash left. Raises if it cannot be trusted as it stands."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -479,7 +479,7 @@ class Engine(ABC):
         return None
 
     def nodes(self) -> Sequence[NodeInfo]:
-        """The nodes that share this log, by id; empty where it is not shared."""
+        """The nodes that share this log, by id; empty if it is not shared."""
         return ()
 
     def watch_nodes(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -491,7 +491,7 @@ class Engine(ABC):
         return
 
     def share(self, topic: str) -> None:
-        """Let every node append to an internal topic: one in which the last record of a key, or every record, counts whoever wrote it."""
+        """Let every node append to an internal topic: one in which the last record of a key, or every record, counts on every node."""
         return
 
     async def catch_up(self) -> None:
@@ -500,7 +500,7 @@ class Engine(ABC):
 
     @property
     def files(self) -> LogFiles | None:
-        """Where the log lies, for readers on the same machine; None where it is not in files."""
+        """Where the log lies, for readers on the same machine; None if it is not in files."""
         return None
 
     async def snapshot(self) -> Snapshot:
@@ -535,9 +535,9 @@ class Engine(ABC):
 
     @abstractmethod
     def watch_topics(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Call `callback` with the name of each topic that has appeared, changed or vanished, whoever did that. Returns what stops it.
+        """Call `callback` with the name of each topic that has appeared, changed or vanished, on any node. Returns what stops it.
 
-        `topics` has the news by then. Several changes of a topic may be told as one, a topic that was deleted and created again too.
+        `topics` has the news by then. Several changes of a topic may be reported as one, including deletion and re-creation.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Appending for whoever waits for the answer."""
+"""Appending for callers that wait for the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def start_append(partition: Partition, batch: Batch | BlockBatch) -> asyncio.Fut
 
     def done(result: Appended | PenstockError) -> None:
         if future.cancelled():
-            return  # whoever waited was
+            return  # the caller was cancelled
         if isinstance(result, PenstockError):
             future.set_exception(result)
         else:

@@ -75,8 +75,8 @@ BODY_BYTES_MAX: Final = 80 << 20
 # Below this a compressed frame is rarely smaller than what it replaces.
 COMPRESS_BYTES_MIN: Final = 256
 _ZSTD_LEVEL: Final = 1
-_FEW_CELLS_MAX: Final = 32
-"""The lengths of so many cells are packed sooner than an array is made of them."""
+_FEW_LENGTHS: Final = [struct.Struct(f"<{count}i") for count in range(33)]
+"""Up to this many lengths, packing them is faster than making an array."""
 
 Cells = Sequence[bytes | None]
 Int64s = npt.NDArray[np.int64]
@@ -90,12 +90,12 @@ class BinaryColumn:
     offsets: Int32s
     data: memoryview
     valid: npt.NDArray[np.bool_] | None
-    """None where no cell is null."""
+    """None if no cell is null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A block's columns as vectors; `keys` and `headers` are None where no record has one."""
+    """A block's columns as vectors; `keys` and `headers` are None if no record has one."""
 
     offsets: Int64s
     timestamps_ms: Int64s
@@ -178,12 +178,13 @@ def encode_plain_block(
 ) -> tuple[BlockHeader, bytes]:
     """Encode a block of values alone, uncompressed, as most are: the bytes of `encode_block` and their header, without parsing it."""
     lengths, data = _encode_cells(values)
-    if len(lengths) + len(data) > BODY_BYTES_MAX:
-        raise CorruptBlock(f"a block holds at most {BODY_BYTES_MAX} bytes, and these are {len(lengths) + len(data)}")
+    stored_bytes = len(lengths) + len(data)
+    if stored_bytes > BODY_BYTES_MAX:
+        raise CorruptBlock(f"a block holds at most {BODY_BYTES_MAX} bytes, and these are {stored_bytes}")
     header = BlockHeader.__new__(BlockHeader)
     header.seal, header.codec, header.flags = seal, CODEC_NONE, commit
     header.count = count = len(values)
-    header.stored_bytes = header.raw_bytes = stored_bytes = len(lengths) + len(data)
+    header.stored_bytes = header.raw_bytes = stored_bytes
     header.size_bytes = header.decoded_bytes = HEADER_BYTES + stored_bytes
     header.base_offset, header.next_offset = base_offset, base_offset + count
     header.first_timestamp_ms = header.last_timestamp_ms = timestamp_ms
@@ -237,7 +238,7 @@ def encode_columns(values: RawColumn, keys: RawColumn | None = None, headers: Ra
 def place_block(
     block: Block, base_offset: int, timestamp_ms: int, *, compress: bool = False, seal: int = 0, commit: int = 0
 ) -> bytes:
-    """Give a block that has no place in a log one, at these offsets and this time. The columns are not looked at."""
+    """Give a block that has no place in a log one, at these offsets and this time. The columns are not examined."""
     assert not block.flags & PLACED_FLAGS, "a block that is to be placed has a place already"
     return _assemble(
         [block.body()],
@@ -306,8 +307,8 @@ def _encode_cells(cells: Cells) -> tuple[bytes, bytes]:
     if type(cells) is UniformCells:  # quicker than `isinstance`, which asks what a sequence is
         return struct.pack("<i", cells.cell_bytes) * count, cells.data
     try:
-        if count <= _FEW_CELLS_MAX:
-            return struct.pack(f"<{count}i", *map(len, cells)), b"".join(cells)  # type: ignore[arg-type]
+        if count < len(_FEW_LENGTHS):
+            return _FEW_LENGTHS[count].pack(*map(len, cells)), b"".join(cells)  # type: ignore[arg-type]
         lengths = np.fromiter(map(len, cells), "<i4", count)  # type: ignore[arg-type]
         return lengths.tobytes(), b"".join(cells)  # type: ignore[arg-type]
     except TypeError:  # a null among them
@@ -517,7 +518,7 @@ class Block(BlockHeader):
         return self.base_offset + offsets
 
     def timestamp_column(self) -> Int64s | None:
-        return self._vector(TIMESTAMPS)  # None where all have the block's first one
+        return self._vector(TIMESTAMPS)  # None if all have the block's first one
 
     def columns(self) -> Columns:
         values = self._binary(0)  # first: a count is believed, and room made for it, once the body is there
@@ -537,23 +538,23 @@ class Block(BlockHeader):
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def index_of(self, offset: int) -> int:
-        """The index of the first record at or after `offset`; `count` where there is none."""
+        """The index of the first record at or after `offset`; `count` if there is none."""
         if not self.flags & OFFSETS:
             return min(max(offset - self.base_offset, 0), self.count)
         return bisect_left(self.offsets(), offset)
 
     def index_at_time(self, timestamp_ms: int) -> int:
-        """The index of the first record at or after a time; `count` where there is none."""
+        """The index of the first record at or after a time; `count` if there is none."""
         return bisect_left(self.timestamps(), timestamp_ms)
 
     def offsets(self, start: int = 0, stop: int | None = None) -> Sequence[int]:
-        deltas = self._vector(OFFSETS)
+        deltas = self._vector(OFFSETS) if self.flags & OFFSETS else None
         if deltas is None:
             return range(self.base_offset, self.next_offset)[start:stop]
         return (deltas[start:stop].astype(np.int64) + self.base_offset).tolist()  # type: ignore[no-any-return]
 
     def timestamps(self, start: int = 0, stop: int | None = None) -> Sequence[int]:
-        vector = self._vector(TIMESTAMPS)
+        vector = self._vector(TIMESTAMPS) if self.flags & TIMESTAMPS else None
         if vector is None:
             return [self.first_timestamp_ms] * len(range(self.count)[start:stop])
         return vector[start:stop].tolist()  # type: ignore[no-any-return]

@@ -29,7 +29,7 @@ def second_of(both: int, first: int, second_bytes: int) -> int:
 
 
 def moved(checksum: int, size_bytes: int) -> int:
-    """A checksum as it counts when so many bytes follow."""
+    """A checksum shifted as if this many bytes followed."""
     power = 0
     while size_bytes:
         if size_bytes & 1:

@@ -1,4 +1,4 @@
-"""Blocks kept in memory: the newest of each partition, and those lately read from disk.
+"""Blocks kept in memory: the newest of each partition, and those recently read from disk.
 
 Most readers are close to the end of the log. What they need is here, so they are answered at once on the event loop, and many readers
 of one block share one decoded object. A reader further back takes a few rows at a time, so what was read for it stays for a while too.
@@ -108,7 +108,7 @@ class Tail:
         self._budget.changed(self, self._bytes - before)
 
     def blocks_from(self, offset: int, max_bytes: int) -> list[Block] | None:
-        """Blocks from the one that holds `offset` on, at least one; None where the tail does not reach back that far."""
+        """Blocks from the one that holds `offset` on, at least one; None if the tail does not reach back that far."""
         at = bisect_right(self._offsets, offset) - 1
         if at < 0:
             return None
@@ -137,7 +137,7 @@ class Tail:
 
 
 class RecentReads:
-    """Blocks of one partition that were lately read from disk, as a few runs without gaps: one for each reader, roughly."""
+    """Blocks of one partition that were recently read from disk, as a few runs without gaps: one for each reader, roughly."""
 
     __slots__ = ("_budget", "_bytes_max", "_runs")
 
@@ -147,7 +147,7 @@ class RecentReads:
         self._runs: list[Tail] = []
 
     def blocks_from(self, offset: int, max_bytes: int) -> list[Block] | None:
-        """Blocks from the one that holds `offset` on, as far as they are here; None where that one is not."""
+        """Blocks from the one that holds `offset` on, as far as they are here; None if that one is not."""
         for run in reversed(self._runs):
             start, following = run.start_offset, run.next_offset
             if start is not None and following is not None and start <= offset < following:

@@ -40,7 +40,7 @@ class CertificateFiles(NamedTuple):
 
 
 def own_certificate(data_dir: Path, clock: Clock) -> CertificateFiles:
-    """The certificate in the data directory; made, or made anew, where there is none that is good for a while."""
+    """Return the certificate in the data directory, created if there is none, renewed if it expires soon."""
     files = CertificateFiles(data_dir / CERTIFICATE_FILE, data_dir / KEY_FILE)
     now = dt.datetime.fromtimestamp(clock.now_ms() / 1000, dt.UTC)
     if not _is_good(files, now):
@@ -72,7 +72,7 @@ def _make(files: CertificateFiles, now: dt.datetime) -> None:
         .add_extension(x509.SubjectAlternativeName(NAMES), critical=False)
         .sign(key, hashes.SHA256())
     )
-    # The key first: a certificate without its key would be taken for good by nobody, and is made anew by the next start.
+    # The key first: a certificate without its key would be rejected by everyone, and is created again by the next start.
     _write(
         files.key,
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),

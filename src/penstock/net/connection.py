@@ -23,7 +23,7 @@ from penstock.clock import Clock
 from penstock.errors import ProtocolViolation
 from penstock.net.deadlines import ConnectionWatch, Expiry
 from penstock.net.flow import ENDING, PARTIAL_FRAMES, SEND_BUFFER, UNSENT_BYTES_FREE, InFlightBudget, ReadFlow
-from penstock.net.limits import ListenerLimits
+from penstock.net.limits import TcpLimits
 from penstock.net.session import Session, SessionFactory
 from penstock.net.stats import ListenerStats
 from penstock.net.tap import Tap
@@ -58,13 +58,15 @@ class ConnectionOwner(Protocol):
     """The listener, as its connections see it."""
 
     name: str
-    limits: ListenerLimits
+    limits: TcpLimits
     stats: ListenerStats
     clock: Clock
     budget: InFlightBudget
     factory: SessionFactory
     read_buffer: memoryview
     """Of READ_BYTES_MAX, for all connections: what was read is taken out before the next one reads."""
+    half_closes: bool
+    """Whether a peer that sends no more may still wait for answers."""
 
     def opened(self, connection: TcpConnection) -> None: ...
 
@@ -147,7 +149,7 @@ class TcpConnection(asyncio.BufferedProtocol):
             self._transport, limits.in_flight_bytes_max, owner.budget, owner.stats, self._room_granted
         )
         self._watch = ConnectionWatch(owner.clock.monotonic())
-        self._transport.set_write_buffer_limits(limits.send_buffer_high_bytes, limits.send_buffer_low_bytes)
+        self._transport.set_write_buffer_limits(limits.send_buffer_bytes_max, limits.send_buffer_low_bytes)
         owner.opened(self)
         if self._state is State.OPEN:
             self._run(self._open_session)
@@ -156,15 +158,14 @@ class TcpConnection(asyncio.BufferedProtocol):
         """Return where the transport reads to, before `buffer_updated`: one buffer for all connections, of which little is used while
         partial frames have too much."""
         buffer = self._owner.read_buffer
-        return buffer[:READ_BYTES_UNDER_PRESSURE] if self._flow.are_partial_frames_over else buffer
+        return buffer[:READ_BYTES_UNDER_PRESSURE] if self._flow.budget.partial.is_over else buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(self._owner.read_buffer[:nbytes].tobytes())
-
-    def data_received(self, data: bytes) -> None:
-        self._owner.stats.bytes_in += len(data)
+        owner = self._owner
+        owner.stats.bytes_in += nbytes
         if self._state is not State.OPEN:
             return
+        data = owner.read_buffer[:nbytes].tobytes()
         if self.tap is not None:
             self.tap.received(data, 0, at_start=self._fresh, at_frame=not self._watch.is_frame_pending)
         self._watch.received = True
@@ -184,7 +185,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._peer_done = True
         if self._encrypted:
             return False  # asyncio cannot keep one half of a TLS connection open
-        if self._state is State.LINGERING:
+        if self._state is State.LINGERING or not self._owner.half_closes:
             return False
         self.finish()
         return True
@@ -196,7 +197,7 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         limits = self._owner.limits
-        self._transport.set_write_buffer_limits(limits.send_buffer_high_bytes, limits.send_buffer_low_bytes)
+        self._transport.set_write_buffer_limits(limits.send_buffer_bytes_max, limits.send_buffer_low_bytes)
         self._note_unsent(self._transport.get_write_buffer_size())
         self._send_paused = False
         if not self._waits_for_room:
@@ -233,8 +234,10 @@ class TcpConnection(asyncio.BufferedProtocol):
     def room_for(self, size_bytes: int) -> bool:
         if self._state > State.FINISHING:
             return True  # nothing is sent any more
-        self._note_unsent(self._transport.get_write_buffer_size())
-        return self._flow.room_for(size_bytes) or self._wait_for_room()
+        unsent_bytes, flow = self._transport.get_write_buffer_size(), self._flow
+        if unsent_bytes or flow.unsent_bytes:
+            self._note_unsent(unsent_bytes)
+        return flow.room_for(size_bytes) or self._wait_for_room()
 
     def promise_room(self, size_bytes: int) -> bool:
         return self._flow.promise_room(size_bytes) or self._wait_for_room()
@@ -336,7 +339,7 @@ class TcpConnection(asyncio.BufferedProtocol):
             self._state = State.FINISHING
             self._linger = linger
             self._flow.block(ENDING)
-            # Later, because whoever calls may be about to send.
+            # Later, because the caller may be about to send.
             asyncio.get_running_loop().call_soon(self._conclude)
 
     def stop(self) -> None:

@@ -26,7 +26,7 @@ def descriptor_mark(reserved: int) -> int:
 
 
 def next_descriptor(opened: int) -> int | None:
-    """The number the next descriptor would get (tried out with a copy of an open one), None where there is none left."""
+    """The number the next descriptor would get (tried out with a copy of an open one), None if there is none left."""
     try:
         copy = os.dup(opened)
     except OSError:

@@ -43,17 +43,17 @@ RESUMED_PER_TURN_MAX = 32
 PARTIAL_BYTES_FREE = 64 * 1024
 """What a connection may have of a partial frame whatever the others have, so that small requests are always received."""
 PARTIAL_SHARE = 4
-"""Partial frames may use one of so many parts of the budget. They take more memory than that, because each connection may have some."""
+"""Partial frames may use 1/PARTIAL_SHARE of the budget. They take more memory than that, because each connection may have some."""
 WINDOWS_SHARE = 4
-"""The receive windows of QUIC connections have one of so many parts of the budget, on top of it."""
+"""Receive windows of QUIC connections have 1/WINDOWS_SHARE of the budget, on top of it."""
 SEND_WINDOWS_SHARE = 8
-"""What their send windows have beyond the least that each has is one of so many parts of the budget, on top of it."""
+"""Their send windows have, beyond their minimum, 1/SEND_WINDOWS_SHARE of the budget, on top of it."""
 UNAUTHENTICATED_SHARE = 4
-"""Peers that have not authenticated have one of so many parts of the budget, on top of it."""
+"""Peers that have not authenticated have 1/UNAUTHENTICATED_SHARE of the budget, on top of it."""
 ROOM_GRANTED_PER_TURN_MAX = 4
 """Connections that are told in one turn of the loop that there is room for their reply: each makes a large reply at once."""
 UNSENT_BYTES_FREE = 64 * 1024
-"""What a connection may have of unsent replies, whatever the others have, and go on being served."""
+"""Unsent replies that a connection may have and still be served, whatever the others have."""
 
 
 class Readable(Protocol):
@@ -108,7 +108,7 @@ class PartialFrames:
             flow.unblock(PARTIAL_FRAMES)
 
     def resume_soon(self) -> None:
-        """Look for connections to resume, once whatever is going on is done."""
+        """Look for connections to resume, once whatever is continuing is done."""
         if self._waiting and not self._resume_scheduled:
             self._resume_scheduled = True
             self._call_soon(self._resume)
@@ -139,7 +139,6 @@ class InFlightBudget:
         "_grant_scheduled",
         "_resume_scheduled",
         "_unauthenticated",
-        "_waiting",
         "_waiting_for_room",
         "bytes_max",
         "held_bytes",
@@ -148,6 +147,7 @@ class InFlightBudget:
         "promised_bytes",
         "resume_bytes",
         "send_windows",
+        "stopped",
         "unsent_bytes",
         "windows",
     )
@@ -169,7 +169,8 @@ class InFlightBudget:
         """Connections with the sizes of their replies, in the order in which they began to wait."""
         self._grant_scheduled = False
         self._call_soon = call_soon
-        self._waiting: dict[ReadFlow, None] = {}
+        self.stopped: dict[ReadFlow, None] = {}
+        """Connections that are not read because too many requests are in flight."""
         self._resume_scheduled = False
         self._unauthenticated: InFlightBudget | None = None
 
@@ -179,11 +180,6 @@ class InFlightBudget:
         if self._unauthenticated is None:
             self._unauthenticated = InFlightBudget(self.bytes_max // UNAUTHENTICATED_SHARE, self._call_soon)
         return self._unauthenticated
-
-    @property
-    def waiting(self) -> int:
-        """Connections that are not read because too many requests are in flight."""
-        return len(self._waiting)
 
     @property
     def is_over(self) -> bool:
@@ -214,7 +210,7 @@ class InFlightBudget:
             self.grant_soon()
 
     def grant_soon(self) -> None:
-        """Look for connections that there is room for now, once whatever is going on is done."""
+        """Look for connections that there is room for now, once whatever is continuing is done."""
         if self._waiting_for_room and not self._grant_scheduled:
             self._grant_scheduled = True
             self._call_soon(self._grant_some)
@@ -234,30 +230,27 @@ class InFlightBudget:
     def check(self, flow: ReadFlow) -> None:
         """Let a connection that holds more than before wait, if there are too many requests."""
         if self.is_over:
-            self._waiting[flow] = None
+            self.stopped[flow] = None
             flow.block(SERVER_REQUESTS)
 
     def forget(self, flow: ReadFlow) -> bool:
         """Note that a connection does not wait for others any more. Returns whether it waited for room for a reply."""
-        self._waiting.pop(flow, None)
+        self.stopped.pop(flow, None)
         waited = self._waiting_for_room.pop(flow, None) is not None
         self.grant_soon()
         return waited
 
-    def release(self, flow: ReadFlow, size_bytes: int) -> None:
-        before_bytes = self.held_bytes
-        self.held_bytes = held_bytes = before_bytes - size_bytes
-        assert held_bytes >= 0, "more request bytes released than held"
-        if not self._waiting:
-            return
-        if held_bytes <= self.resume_bytes or before_bytes > self.hold_bytes_max >= held_bytes:
+    def released(self, flow: ReadFlow, size_bytes: int) -> None:
+        """Resume connections that wait, as far as the requests that a connection released make room."""
+        held_bytes = self.held_bytes
+        if held_bytes <= self.resume_bytes or held_bytes + size_bytes > self.hold_bytes_max >= held_bytes:
             self._resume_soon()
-        elif not flow.held_bytes and held_bytes <= self.hold_bytes_max and flow in self._waiting:
-            del self._waiting[flow]
+        elif not flow.held_bytes and held_bytes <= self.hold_bytes_max and flow in self.stopped:
+            del self.stopped[flow]
             flow.unblock(SERVER_REQUESTS)
 
     def _resume_soon(self) -> None:
-        if self._waiting and not self._resume_scheduled:
+        if self.stopped and not self._resume_scheduled:
             self._resume_scheduled = True
             self._call_soon(self._resume_some)
 
@@ -265,13 +258,13 @@ class InFlightBudget:
         """Resume connections: those without requests of their own first, and the others once there is much room."""
         self._resume_scheduled = False
         if self.held_bytes <= self.resume_bytes:
-            resumed = list(islice(self._waiting, RESUMED_PER_TURN_MAX))
+            resumed = list(islice(self.stopped, RESUMED_PER_TURN_MAX))
         elif self.held_bytes <= self.hold_bytes_max:
-            resumed = list(islice((flow for flow in self._waiting if not flow.held_bytes), RESUMED_PER_TURN_MAX))
+            resumed = list(islice((flow for flow in self.stopped if not flow.held_bytes), RESUMED_PER_TURN_MAX))
         else:
             resumed = []
         for flow in resumed:
-            del self._waiting[flow]
+            del self.stopped[flow]
             flow.unblock(SERVER_REQUESTS)
         if resumed:
             self._resume_soon()
@@ -282,11 +275,11 @@ class ReadFlow:
 
     __slots__ = (
         "_blocked_by",
-        "_budget",
         "_bytes_max",
         "_on_room",
         "_stats",
         "_transport",
+        "budget",
         "held_bytes",
         "partial_bytes",
         "promised_bytes",
@@ -305,14 +298,15 @@ class ReadFlow:
         self._transport = transport
         self._on_room = on_room
         self._bytes_max = bytes_max
-        self._budget = budget
+        self.budget = budget
+        """Of this and other connections together."""
         self._stats = stats
         self._blocked_by = 0
         self.held_bytes = 0
         self.partial_bytes = 0
         """What is kept of frames that are not received whole."""
         self.unsent_bytes = 0
-        """What the peer has not taken, when that was last looked at."""
+        """What the peer had not taken at the last check."""
         self.promised_bytes = 0
         """Room that is kept for a reply."""
 
@@ -327,30 +321,31 @@ class ReadFlow:
         """Note how much was received of frames that are not whole."""
         before_bytes, self.partial_bytes = self.partial_bytes, partial_bytes
         if partial_bytes != before_bytes:
-            self._budget.partial.changed(self, before_bytes)
+            self.budget.partial.changed(self, before_bytes)
 
     def update_unsent(self, size_bytes: int) -> None:
         """Note how much the peer has not taken."""
         change_bytes = size_bytes - self.unsent_bytes
         self.unsent_bytes = size_bytes
-        self._budget.unsent_bytes += change_bytes
+        self.budget.unsent_bytes += change_bytes
         if change_bytes < 0:
-            self._budget.grant_soon()
+            self.budget.grant_soon()
 
     def room_for(self, size_bytes: int) -> bool:
         """Return whether a reply may be queued. If not, `on_room` is called when it may."""
         if size_bytes <= self.promised_bytes or self.unsent_bytes + size_bytes <= UNSENT_BYTES_FREE:
             return True
-        self.give_up_promise()
-        return self._budget.room_for(self, size_bytes)
+        if self.promised_bytes:
+            self.give_up_promise()
+        return self.budget.room_for(self, size_bytes)
 
     def promise_room(self, size_bytes: int) -> bool:
         """Return whether room is kept for a reply of at most this size. If not, `on_room` is called when it is."""
         if self.promised_bytes:
             return True
-        if not self._budget.room_for(self, size_bytes):
+        if not self.budget.room_for(self, size_bytes):
             return False
-        self._promise(min(size_bytes, self._budget.bytes_max))
+        self._promise(min(size_bytes, self.budget.bytes_max))
         return True
 
     def grant(self, size_bytes: int) -> None:
@@ -361,45 +356,40 @@ class ReadFlow:
 
     def _promise(self, size_bytes: int) -> None:
         self.promised_bytes = size_bytes
-        self._budget.promise(size_bytes)
+        self.budget.promise(size_bytes)
 
     def give_up_promise(self) -> None:
         """Note that the reply is queued, or will not be."""
         if self.promised_bytes:
             size_bytes, self.promised_bytes = self.promised_bytes, 0
-            self._budget.promise(-size_bytes)
+            self.budget.promise(-size_bytes)
 
     @property
     def is_server_under_pressure(self) -> bool:
         """Whether the unsent replies of all peers together exceed the bound."""
-        return self._budget.is_unsent_over
+        return self.budget.is_unsent_over
 
     @property
     def is_under_pressure(self) -> bool:
         """Whether they do, and this peer has more than its free share of them."""
-        return self.unsent_bytes > UNSENT_BYTES_FREE and self._budget.is_unsent_over
+        return self.unsent_bytes > UNSENT_BYTES_FREE and self.budget.is_unsent_over
 
     @property
     def keeps_others_waiting(self) -> bool:
         """Whether the peer takes too little of its replies, while others wait for room, or because too many requests are in flight."""
-        budget = self._budget
+        budget = self.budget
         if not self.unsent_bytes:
             return False
-        return budget.waiting_for_room > 0 or (self.held_bytes > 0 and (budget.waiting > 0 or budget.is_over))
-
-    @property
-    def are_partial_frames_over(self) -> bool:
-        """Whether the partial frames of all connections together have more than their share."""
-        return self._budget.partial.is_over
+        return budget.waiting_for_room > 0 or (self.held_bytes > 0 and (bool(budget.stopped) or budget.is_over))
 
     @property
     def frames_wait(self) -> bool:
         """Whether some connections are not read because there is too much of partial frames."""
-        return self._budget.partial.waiting > 0
+        return self.budget.partial.waiting > 0
 
     def use(self, budget: InFlightBudget) -> None:
         """Count what the connection has against another budget from now on."""
-        before = self._budget
+        before = self.budget
         if budget is before:
             return
         partial_bytes, unsent_bytes = self.partial_bytes, self.unsent_bytes
@@ -408,8 +398,9 @@ class ReadFlow:
         self.give_up_promise()
         waited_for_room = before.forget(self)
         self.unblock(SERVER_REQUESTS)
-        before.release(self, self.held_bytes)
-        self._budget = budget
+        before.held_bytes -= self.held_bytes
+        before.released(self, self.held_bytes)
+        self.budget = budget
         budget.held_bytes += self.held_bytes
         budget.check(self)
         self.update_partial(partial_bytes)
@@ -421,7 +412,7 @@ class ReadFlow:
         self.held_bytes += size_bytes
         if self.held_bytes > self._bytes_max:
             self.block(OWN_REQUESTS)
-        budget = self._budget
+        budget = self.budget
         budget.held_bytes += size_bytes
         if budget.held_bytes > budget.resume_bytes:
             budget.check(self)
@@ -433,7 +424,10 @@ class ReadFlow:
             self.unblock(OWN_REQUESTS)
         if self.promised_bytes and not self.held_bytes:
             self.give_up_promise()  # everything is answered, and it was not needed
-        self._budget.release(self, size_bytes)
+        budget = self.budget
+        budget.held_bytes -= size_bytes
+        if budget.stopped:
+            budget.released(self, size_bytes)
 
     def block(self, reason: int) -> None:
         if not self._blocked_by:
@@ -442,7 +436,7 @@ class ReadFlow:
                 self._stats.read_pauses += 1
         self._blocked_by |= reason
         if self.partial_bytes and reason != PARTIAL_FRAMES:
-            self._budget.partial.resume_soon()  # it may have been the one that is always read
+            self.budget.partial.resume_soon()  # it may have been the one that is always read
 
     def unblock(self, reason: int) -> None:
         if self._blocked_by:
@@ -450,12 +444,12 @@ class ReadFlow:
             if not self._blocked_by:
                 self._transport.resume_reading()
             elif self._blocked_by == PARTIAL_FRAMES:
-                self._budget.partial.resume_soon()  # it may be the first now
+                self.budget.partial.resume_soon()  # it may be the first now
 
     def lost(self) -> None:
         """The connection is gone: it is never read again, but what it holds stays counted until it is released."""
         self._blocked_by |= ENDING
-        self._budget.forget(self)
+        self.budget.forget(self)
         self.update_partial(0)
         self.update_unsent(0)
         self.give_up_promise()

@@ -1,110 +1,115 @@
-"""The bounds a listener keeps, in one dataclass, each with where its number comes from."""
+"""The bounds that listeners keep. Each is a setting: those of flow control of `[limits]`, all others of each listener."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from pydantic import Field
+
+from penstock.settings import Seconds, Section, Size
 
 KIB = 1024
 MIB = 1024 * KIB
 
 
-@dataclass(frozen=True, slots=True)
-class ListenerLimits:
-    connections_max: int = 10_000
-    """Sockets held at once, handshakes included. One more is closed at once and counted as refused."""
+class FlowLimits(Section):
+    """What connections may occupy."""
 
-    in_flight_bytes_max: int = 16 * MIB
-    """Request bytes one connection may have waiting for their answer before its socket is no longer read. Reading starts again
-    at half of it. One request may be larger: it is taken whole, and the next is not read until it is answered."""
+    # One request may be larger: it is taken whole, and the next is not read until it is answered. Reading resumes at half of it.
+    in_flight_bytes_max: Size = Field(16 * MIB, ge=64 * KIB)
+    """Requests of one connection that are in flight. Above it the connection is not read (back-pressure)."""
+    # A connection that was being read when it was exceeded overshoots by one read at most.
+    in_flight_total_bytes_max: Size = Field(256 * MIB, ge=MIB)
+    """The same, of all connections, including the bytes of incomplete frames. Those may use a quarter of it; above that only the oldest
+    incomplete frame, and frames below 64 KiB, are received. Clients that must authenticate and have not yet share a quarter of this size,
+    on top of it, and so do the flow-control windows of QUIC connections: the more connections there are, the smaller the window of a new
+    one. What is on its way to clients over QUIC has an eighth on top of it, and 64 KiB a connection."""
+    stream_in_flight_bytes_max: Size = Field(4 * MIB, ge=64 * KIB)
+    """Requests of one QUIC stream that are in flight. Above it the stream is not read, so that it leaves room for others of its
+    connection."""
+    # A stream for each of many large frames, none of which is ever finished, would otherwise cost a frame each.
+    partial_frames_bytes_max: Size = Field(64 * MIB, ge=64 * KIB)
+    """Incomplete frames on all streams of one QUIC connection."""
+    send_buffer_bytes_max: Size = Field(MIB, ge=16 * KIB)
+    """Send buffer of one connection: replies that the client has not read. Above it no further requests of that client are handled. While
+    all send buffers together exceed `in_flight_total_bytes_max` the bound is 64 KiB, and a larger reply waits until there is room for
+    it."""
+    under_pressure_s_max: Seconds = Field(10.0, ge=0.1)
+    """While connections together exceed `in_flight_total_bytes_max`, and so others wait: a client is disconnected that makes no progress
+    with an incomplete frame, or reads less than `under_pressure_bytes_min`, for this long."""
+    under_pressure_bytes_min: Size = Field(64 * KIB, ge=1)
+    """What a client must read of its replies in `under_pressure_s_max` while others wait."""
+    descriptors_reserved: int = Field(64, ge=1)
+    """File descriptors that connections leave to the log, at most a quarter of what the process may open."""
 
-    in_flight_total_bytes_max: int = 256 * MIB
-    """The same bound for everything that shares one budget, normally the whole server, with the bytes of frames that are not received
-    whole yet. A connection that was being read when it was crossed overshoots by one read at most."""
+    @property
+    def send_buffer_low_bytes(self) -> int:
+        """Where handling requests resumes: so far below the bound that a steady reader does not toggle with every packet."""
+        return self.send_buffer_bytes_max // 4
 
-    idle_s_max: float = 300.0
-    """A connection over which nothing moved in either direction for this long is closed, unless the next step is ours. A peer
-    that leaves answers unread for this long is closed too. Five minutes is what clients with a keep-alive expect to survive."""
 
-    under_pressure_s_max: float = 10.0
-    """How long a peer may take nothing of its answers, or send nothing of a frame, while all connections together have more than their
-    bound of requests, unsent answers or partial frames: others wait for what it holds."""
+class ConnectionLimits(Section):
+    """What one listener does with its connections."""
 
-    under_pressure_bytes_min: int = 64 * KIB
-    """How much of its answers a peer must take in that time. Less is no way to read, but one to hold memory by dripping."""
+    max_connections: int = Field(10_000, ge=1, le=1_000_000)
+    """Open connections. Further ones are refused."""
+    # Five minutes is what clients with a keep-alive expect to survive.
+    idle_s_max: Seconds = Field(300.0, ge=1)
+    """Idle timeout: a connection without traffic for this long is closed, and so is one whose client leaves replies unread for as long."""
+    # The largest frame (32 MiB) takes 27 s at 10 Mbit/s.
+    header_s_max: Seconds = Field(30.0, ge=0.1)
+    """Frame timeout: a frame that has begun must be complete within this time."""
+    handshake_s_max: Seconds = Field(10.0, ge=0.1)
+    """TLS handshake timeout."""
 
-    header_s_max: float = 30.0
-    """How long a frame may stay partial. Long enough for the largest frame over a slow line (32 MiB at 10 Mbit/s take
-    27 s), short enough that dripping bytes does not hold a connection."""
 
-    handshake_s_max: float = 10.0
-    """How long a TLS handshake may take."""
+class TcpConnectionLimits(ConnectionLimits):
+    """What a TCP listener does with its connections."""
 
-    linger_s_max: float = 1.0
-    """How long a connection we end is kept for the peer to take the last answers. Closing with unread input at once would make
-    the kernel send a reset, and a reset may overtake an answer."""
+    # Closing with unread input at once would make the kernel send a reset, which may overtake a reply.
+    linger_s_max: Seconds = Field(1.0, ge=0.01)
+    """How long a connection that the broker closes stays open for the client to read the last replies."""
+    backlog: int = Field(1024, ge=1, le=65_535)
+    """Connections that wait to be accepted. The kernel may lower it (`net.core.somaxconn`)."""
+    # Each takes some 0.1 ms, for which everybody else waits.
+    accepts_per_turn_max: int = Field(16, ge=1)
+    """Connections accepted in one iteration of the event loop, so that a flood of them does not starve those that are open."""
 
-    send_buffer_high_bytes: int = 1 * MIB
-    """Answers waiting in our memory for a slow reader. Above it the session starts no more work and the socket is not read, so
-    one connection costs at most this and one answer."""
 
-    send_buffer_low_bytes: int = 256 * KIB
-    """Where work goes on again; below the high mark, so that a steady reader does not toggle with every packet."""
+class QuicConnectionLimits(ConnectionLimits):
+    """What a QUIC listener does with its connections."""
 
-    backlog: int = 1024
-    """Connections the kernel holds for us between two turns of the loop; the kernel may lower it (net.core.somaxconn)."""
+    max_connections: int = Field(4_000, ge=1, le=1_000_000)
+    """Open connections. Further ones are refused."""
+    # More milliseconds than a QUIC varint holds would end every handshake.
+    idle_s_max: Seconds = Field(30.0, ge=1, le=365 * 24 * 3600)
+    """Idle timeout: a connection without traffic for this long is closed. The shorter one of both sides' timeouts applies."""
+    streams_max: int = Field(1_024, ge=1, le=65_536)
+    """Streams that a client may have open on one connection, bidirectional and unidirectional each."""
+    # Each costs some 30 KiB and a key exchange, and anyone can begin one.
+    handshakes_max: int = Field(1_000, ge=1, le=1_000_000)
+    """Handshakes in progress. One more, from a client with a validated address, replaces the oldest one of the host that has the most."""
+    retry_above: int = Field(100, ge=1)
+    """With this many handshakes in progress, clients must validate their address (Retry), which costs them a round trip. Clients
+    without a connection ID of their own always must."""
 
-    accepts_per_turn_max: int = 16
-    """Connections accepted in one turn of the loop, so that a flood of them cannot starve those that are open: each takes some 0.1 ms,
-    for which everybody else waits."""
 
-    descriptors_reserved: int = 64
-    """File descriptors left to the log when connections have used up the rest; at most a quarter of what the process may open."""
+class ListenerLimits(ConnectionLimits, FlowLimits):
+    """All that a listener keeps."""
 
-    sweep_s: float = 1.0
-    """How often deadlines are looked at. One pass costs a fraction of a microsecond per connection; deadlines are late by at most
+    sweep_s: float = Field(1.0, gt=0)
+    """How often deadlines are checked. One pass costs a fraction of a microsecond per connection; deadlines are late by at most
     two passes."""
 
     def frame_s_max(self, *, stalled: bool) -> float:
         """How long a frame may stay half received; `stalled`: it makes no progress, and others wait because of such frames."""
         return min(self.under_pressure_s_max, self.header_s_max) if stalled else self.header_s_max
 
-    def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self)):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        if self.send_buffer_low_bytes >= self.send_buffer_high_bytes:
-            raise ValueError(
-                f"send_buffer_low_bytes ({self.send_buffer_low_bytes}) must be below send_buffer_high_bytes"
-                f" ({self.send_buffer_high_bytes})"
-            )
+
+class TcpLimits(TcpConnectionLimits, ListenerLimits):
+    """All that a TCP listener keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuicLimits(ListenerLimits):
-    """What a QUIC listener keeps besides. Bytes in flight are counted per connection; a stream has its share of them."""
+class QuicLimits(QuicConnectionLimits, ListenerLimits):
+    """All that a QUIC listener keeps. Bytes in flight are counted per connection; a stream has its share of them."""
 
-    connections_max: int = 4_000
-    """Connections at once, handshakes included. One more is refused at once, and counted."""
-
-    idle_s_max: float = 30.0
-    """A connection from which nothing is received for so long is gone; also how long a peer may take nothing of what waits for it."""
-
-    streams_max: int = 1_024
-    """Streams that the peer may have open at once, of each kind."""
-
-    handshakes_max: int = 1_000
-    """Handshakes under way at once. Each costs some 30 KiB and a key exchange, and anyone can begin one."""
-
-    retry_above: int = 100
-    """With more handshakes than this under way, a client must first show that its address is its own."""
-
-    datagram_bytes: int = 1_452
+    datagram_bytes: int = Field(1_452, gt=0)
     """The largest datagram to send."""
-
-    stream_in_flight_bytes_max: int = 4 * MIB
-    """Request bytes of one stream that wait for their answer before the stream is no longer read, so that one does not use up what
-    all streams of its connection may have."""
-
-    partial_frames_bytes_max: int = 64 * MIB
-    """What the partial frames of one connection's streams may hold together. A stream for each of many large frames, none of which
-    is ever finished, would otherwise cost a frame each."""

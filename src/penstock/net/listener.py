@@ -106,7 +106,7 @@ class Listener(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _swept(self) -> list[ConnectionT]:
-        """The connections whose deadlines are looked at."""
+        """The connections whose deadlines are checked."""
 
     async def _let_finish(self, grace_s: float) -> None:
         """Stop every connection, and wait for what they owe; `_unanswered` are those that did not manage."""
@@ -121,7 +121,7 @@ class Listener(ABC, Generic[ConnectionT]):
         self.stats.connections_refused += 1
         if not self._full:  # one line when the bound is reached, not one per refusal: a flood must not fill the log
             self._full = True
-            log.warning("connections_refused", listener=self.name, connections_max=self.limits.connections_max)
+            log.warning("connections_refused", listener=self.name, max_connections=self.limits.max_connections)
 
     async def _resolve(self, address: Address, kind: socket.SocketKind) -> tuple[int, tuple[Any, ...]]:
         """The family and the address to bind to."""
@@ -149,7 +149,7 @@ def cannot_listen(setting: str, where: str, error: OSError) -> ConfigError:
 
 
 def listen_once(bind: str, kind: socket.SocketKind) -> None:
-    """Listen on an address for a moment. Raises OSError where that is not possible now."""
+    """Listen on an address for a moment. Raises OSError if that is not possible now."""
     address = parse_address(bind)
     found = socket.getaddrinfo(address.host, address.port, type=kind, flags=socket.AI_PASSIVE)
     family, _, _, _, where = min(found, key=lambda info: info[0] != socket.AF_INET)

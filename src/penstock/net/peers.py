@@ -1,4 +1,4 @@
-"""Connections between nodes: one node passes a client's bytes on to the node that leads.
+"""Connections between nodes: one node passes what it does not answer itself on to the node that leads.
 
 The node that accepts sends a nonce. The other answers with who it speaks for (`Introduction`) and proves with a MAC that it knows the
 secret of the cluster; the first proves the same with its answer. From then on the bytes are those of the client's protocol, and the session
@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from penstock.errors import NotLeading, ProtocolViolation
+from penstock.net.descriptors import descriptor_mark
 from penstock.net.session import Connection, Session
 from penstock.units import parse_address
 
@@ -37,6 +38,7 @@ _LENGTH: Final = struct.Struct(">I")
 _VERSION: Final = b"penstock peer 1"
 _TLS_ADVICE: Final = "check that all nodes have [cluster.tls] or none, and a certificate of cluster.tls.ca"
 _MAC_ADVICE: Final = "check that cluster.secret is the same on all nodes"
+_DESCRIPTORS_ADVICE: Final = "too many files are open here, and the rest is reserved for the log: raise LimitNOFILE"
 
 log = structlog.get_logger("penstock.net")
 
@@ -51,7 +53,13 @@ class Introduction(msgspec.Struct, frozen=True):
     roles: tuple[str, ...] = ()
     trusted: bool = False
     native: bool | None = None
-    """For FlyMQ: the dialect that the client has shown."""
+    """The dialect that the client has shown, where its protocol has several."""
+    tenant: str | None = None
+    """For Felix: the only tenant it may name."""
+    key: str | None = None
+    """For Felix: the digest of the API key that it has logged in with, which may be revoked."""
+    codes: bool = False
+    """For Felix: whether it reads error codes."""
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -158,8 +166,11 @@ class Dialer:
         address: Callable[[], str | None],
         tls: ssl.SSLContext | None,
         *,
+        descriptors_reserved: int = 0,
         dial_s_max: float = DIAL_S_MAX,
     ) -> None:
+        """`descriptors_reserved` are left to the log, as listeners leave them."""
+        self._descriptors_reserved = descriptors_reserved
         self._dial_s_max = dial_s_max
         self._secret = secret
         self._address = address
@@ -206,6 +217,8 @@ class Dialer:
             reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
             advice = _TLS_ADVICE
             try:
+                if writer.get_extra_info("socket").fileno() >= descriptor_mark(self._descriptors_reserved):
+                    raise _Refused(_DESCRIPTORS_ADVICE)
                 nonce = await reader.readexactly(NONCE_BYTES)
                 advice = _MAC_ADVICE
                 body = msgspec.json.encode(introduction)

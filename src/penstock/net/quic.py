@@ -1,6 +1,6 @@
 """A QUIC listener: one UDP socket, many connections; admits, bounds and stops them.
 
-Datagrams are told apart by the connection id they begin with. One that belongs to nobody may open a connection, which costs us a key
+Datagrams are distinguished by the connection id they begin with. One that belongs to nobody may open a connection, which costs us a key
 exchange before we know whether anybody is there; so what is under way is bounded, and above a threshold a client must first come back
 with a token that it can only have received at its address. Everything else is counted and dropped without an answer.
 """
@@ -28,7 +28,10 @@ from penstock.net.windows import SEND_WINDOW_BYTES_MIN
 from penstock.quic.core import QuicCore
 from penstock.quic.packets import (
     CID_BYTES,
+    FIXED_BIT,
     INITIAL_BYTES_MIN,
+    LONG_HEADER,
+    SHORT_HEADER_BYTES_MIN,
     VERSION,
     Address,
     LongHeader,
@@ -95,7 +98,7 @@ class QuicListener(Listener[QuicServerConnection]):
         self._failure_lines_left = FAILURE_LINES_PER_SWEEP_MAX
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Admit nobody any more, let every session say goodbye and finish for at most `grace_s`, then close every connection."""
+        """Accept no more connections, let every session finish for at most `grace_s`, then close all connections."""
         if self._stopping:
             return
         self._stopping = True
@@ -151,24 +154,24 @@ class QuicListener(Listener[QuicServerConnection]):
 
     # Datagrams.
 
-    def _received(self, buffer: bytes, segment_bytes: int, address: Address) -> None:
-        cid = short_destination(buffer)
-        if cid is None:
-            for start in range(0, len(buffer), segment_bytes):
-                self._received_alone(buffer[start : start + segment_bytes], address)
-            return
-        for start in range(segment_bytes, len(buffer), segment_bytes):
-            if buffer[start + 1 : start + 1 + CID_BYTES] != cid:  # two connections of one client, in one buffer
-                for start in range(0, len(buffer), segment_bytes):
-                    self._received_alone(buffer[start : start + segment_bytes], address)
-                return
-        connection = self._by_cid.get(cid)
-        if connection is None:
-            if not self._say_farewell(cid):
-                self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
-                self._say_forgotten(cid, buffer[:segment_bytes], address)
-            return
-        connection.take_datagrams(buffer, segment_bytes, address)
+    def _received(self, buffer: bytes, segment_bytes: int, address: Address) -> QuicServerConnection | None:
+        """Hand datagrams to whom they are for, and return it if that is one established connection."""
+        if segment_bytes >= SHORT_HEADER_BYTES_MIN and buffer[0] & (LONG_HEADER | FIXED_BIT) == FIXED_BIT:
+            cid = buffer[1 : 1 + CID_BYTES]
+            for start in range(segment_bytes, len(buffer), segment_bytes):
+                if buffer[start + 1 : start + 1 + CID_BYTES] != cid:
+                    break  # two connections of one client, in one buffer
+            else:
+                connection = self._by_cid.get(cid)
+                if connection is not None:
+                    return connection.take_datagrams(buffer, segment_bytes, address)
+                if not self._say_farewell(cid):
+                    self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
+                    self._say_forgotten(cid, buffer[:segment_bytes], address)
+                return None
+        for start in range(0, len(buffer), segment_bytes):
+            self._received_alone(buffer[start : start + segment_bytes], address)
+        return None
 
     def _received_alone(self, datagram: bytes, address: Address) -> None:
         cid = short_destination(datagram)
@@ -178,6 +181,7 @@ class QuicListener(Listener[QuicServerConnection]):
         connection = None if cid is None else self._by_cid.get(cid)
         if connection is not None:
             connection.take_datagrams(datagram, len(datagram), address)
+            connection.touch()
         elif cid is not None and self._say_farewell(cid):
             pass
         elif header is None and cid is not None:
@@ -194,7 +198,7 @@ class QuicListener(Listener[QuicServerConnection]):
 
     def _begin(self, header: LongHeader, datagram: bytes, address: Address) -> None:
         """The first datagram of a connection."""
-        if self.stats.connections_open >= self.limits.connections_max:
+        if self.stats.connections_open >= self.limits.max_connections:
             self._refuse(header, datagram, address)
             return
         admitted = None
@@ -256,6 +260,7 @@ class QuicListener(Listener[QuicServerConnection]):
         self.add_cid(header.destination_cid, connection)
         self.add_cid(core.ids.local, connection)
         connection.take_datagrams(datagram, len(datagram), address)
+        connection.touch()
         if not core.has_authenticated_packet and not connection.is_lost:
             connection.abandon("")
 
@@ -293,7 +298,7 @@ class QuicListener(Listener[QuicServerConnection]):
         self._farewells[cid] = (farewell, FAREWELL_REPEATS_MAX)
 
     def _say_farewell(self, cid: bytes) -> bool:
-        """Tell a peer again that its connection is closed; False where there was none, or it was told often enough."""
+        """Tell a peer again that its connection is closed; False if there was none, or it was told often enough."""
         farewell, repeats = self._farewells.pop(cid, ([], 0))
         if not repeats:
             return False
@@ -333,8 +338,8 @@ def _settings(limits: QuicLimits) -> QuicSettings:
         idle_s_max=limits.idle_s_max,
         datagram_bytes=limits.datagram_bytes,
         streams_max=limits.streams_max,
-        send_high_bytes=limits.send_buffer_high_bytes,
+        send_high_bytes=limits.send_buffer_bytes_max,
         send_low_bytes=limits.send_buffer_low_bytes,
         send_window_bytes=SEND_WINDOW_BYTES_MIN,
-        connection_send_high_bytes=CONNECTION_SEND_BUFFERS * limits.send_buffer_high_bytes,
+        connection_send_high_bytes=CONNECTION_SEND_BUFFERS * limits.send_buffer_bytes_max,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import structlog
 
@@ -71,7 +71,7 @@ class QuicOwner(Protocol):
     def established(self, connection: QuicServerConnection) -> None: ...
 
     def handshake_failed(self, connection: QuicServerConnection, reason: str) -> None:
-        """It is over before it was established; `reason` is empty where nobody said why."""
+        """It is over before it was established; `reason` is empty if nobody said why."""
         ...
 
     def answered(self, connection: QuicServerConnection) -> None:
@@ -149,7 +149,7 @@ class QuicServerConnection(Connection):
 
     # -- what the endpoint calls -------------------------------------------------------------------------------------------
 
-    def take_datagrams(self, buffer: bytes, segment_bytes: int, address: Address) -> None:
+    def take_datagrams(self, buffer: bytes, segment_bytes: int, address: Address) -> Self:
         """Follow a peer whose port changes, as behind a NAT; drop what comes from another host.
 
         We announce that we do not support migration (`penstock.quic.tls`). The library is told that the peer stays where it was: it
@@ -163,12 +163,12 @@ class QuicServerConnection(Connection):
             self._heard_s = now_s
         elif not self._may_be_rebinding(address, now_s):
             self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
-            return
+            return self
         if buffer[0] & LONG_HEADER and not self.core.is_established:
             self._early_bytes += len(buffer)
             if self._early_bytes > EARLY_BYTES_MAX:
                 self.close(Code.TOO_MUCH, f"a handshake of more than {EARLY_BYTES_MAX} bytes")
-                return
+                return self
         newest = self.core.newest_in_flight if self._allowance_bytes is not None else -1
         try:
             accepted = self.core.receive(buffer, segment_bytes, self._first_address, now_s)
@@ -177,7 +177,7 @@ class QuicServerConnection(Connection):
                 self.failed(error)
             else:  # the library raises all kinds of errors over malformed handshakes
                 self.abandon(f"malformed handshake: {error}")
-            return
+            return self
         if accepted and address != self._address:
             self._rebind(address, now_s)
         elif newest > self._before_rebinding and newest != self.core.newest_in_flight:
@@ -186,7 +186,7 @@ class QuicServerConnection(Connection):
             self._allowance_bytes += ANTI_AMPLIFICATION_FACTOR * len(buffer)
             self._validate_address(now_s)
         self._origin = self.endpoint.arrived_at
-        self.endpoint.touch(self)
+        return self
 
     def addressed(self, datagrams: list[tuple[bytes, Address]]) -> list[tuple[bytes, Address]]:
         if self._allowance_bytes is not None:
@@ -364,7 +364,7 @@ class QuicServerConnection(Connection):
         return self.flow.held_bytes > 0
 
     def stop(self) -> None:
-        """The server stops: let the session say goodbye."""
+        """The server stops: let the session announce it."""
         self.is_stopping = True
         if self._session is not None:
             self._guarded(self._session.stopping)

@@ -1,6 +1,6 @@
 """The two sides of a QUIC connection: what the network is handed, and what it hands out.
 
-A QUIC connection carries many streams, and each is a conversation of its own: for whoever talks on it, a stream is a
+A QUIC connection carries many streams, and each is a session of its own: to that session, a stream is a
 `penstock.net.session.Connection` with the few things that only QUIC has, and who talks is a `Session` with two more calls. A protocol
 hands the network one factory, called once for each connection with the finished handshake; what that returns is asked for a session for
 each stream the peer opens.
@@ -97,11 +97,11 @@ class QuicConnection(Protocol):
 
     @property
     def reading(self) -> bool:
-        """Whether what the peer says is taken just now; False where it waits because too much is unanswered."""
+        """Whether what the peer says is taken just now; False if it waits because too much is unanswered."""
         ...
 
     def open_stream(self, talk: Callable[[Stream], StreamSession], *, one_way: bool = False) -> Stream:
-        """Open a stream of ours. Raises LimitExceeded where the peer allows no more."""
+        """Open a stream of ours. Raises LimitExceeded if the peer allows no more."""
         ...
 
     def close(self, code: int = 0, reason: str = "") -> None:
@@ -117,7 +117,7 @@ class QuicSession(Protocol):
         ...
 
     def stopping(self) -> None:
-        """The server stops. Say goodbye; the connection is closed when its streams have ended, or when the grace is over."""
+        """The server stops. Announce it to the peer; the connection is closed when its streams have ended, or when the grace is over."""
         ...
 
     def closed(self) -> None:

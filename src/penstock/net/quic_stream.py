@@ -53,7 +53,7 @@ class QuicServerStream(Stream):
         self._receiving = False
         """The session is being given what came."""
         self._partial_bytes = -1
-        """What has come of a frame that is not whole; -1 where there is none."""
+        """What has come of a frame that is not whole; -1 if there is none."""
         self.partial_since_s: float | None = None
         """When a sweep first saw the frame that is pending."""
 
@@ -87,7 +87,7 @@ class QuicServerStream(Stream):
     @property
     def owes(self) -> bool:
         """Whether the peer is still to get something from us on this stream."""
-        return self._held_bytes > 0 or self.can_send or self._unsent_bytes > 0
+        return self._held_bytes > 0 or self.can_send or self.unsent_bytes > 0
 
     def room_for(self, size_bytes: int) -> bool:
         return self._is_closed or self._connection.room_for(size_bytes)

@@ -1,6 +1,6 @@
 """The certificates of a QUIC listener: its own, and which ones of clients it accepts.
 
-The files are looked at by the same code as those of TLS listeners, so that a mistake is reported in the same words. Clients are judged
+The files are checked by the same code as those of TLS listeners, so that errors have the same texts. Clients are judged
 as OpenSSL would: a chain to one of the authorities, all of it valid now, and a purpose, where one is named, that includes being a client.
 """
 

@@ -1,4 +1,4 @@
-"""Tokens that show that a client receives what is sent to its address, without a memory of whom they were given to.
+"""Tokens that show that a client receives what is sent to its address, without state on the server.
 
 A token says which connection ids the client first used and was given, and until when it is good; a keyed hash over that and the client's
 address makes it ours. The key lives as long as the listener.

@@ -18,7 +18,7 @@ class Session(Protocol):
         ...
 
     def resume(self) -> None:
-        """The send buffer has drained: go on with requests that were put off."""
+        """The send buffer has drained: continue with requests that were put off."""
         ...
 
     def closed(self) -> None:

@@ -10,7 +10,7 @@ class ListenerStats:
     connections_open: int = 0
     connections_total: int = 0
     connections_refused: int = 0
-    """Closed at once because connections_max was reached."""
+    """Closed at once because max_connections was reached."""
     accept_pauses: int = 0
     """Times accepting stopped because file descriptors (or kernel memory) ran out."""
     handshake_failures: int = 0

@@ -20,7 +20,7 @@ class Tap(Protocol):
 
 
 class Tappable(Protocol):
-    """A connection, as whoever wants to listen in sees it."""
+    """A connection as the inspector sees it."""
 
     tap: Tap | None
 

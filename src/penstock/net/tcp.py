@@ -2,7 +2,7 @@
 
 Accepting is done here instead of by the event loop's own server, because that one answers a process without free descriptors by taking
 connections and dropping them. Here the kernel's queue keeps them until a descriptor is free. The same loop refuses connections above
-`connections_max` before anything is allocated for them.
+`max_connections` before anything is allocated for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.clock import Clock
 from penstock.net.connection import READ_BYTES_MAX, TcpConnection
 from penstock.net.descriptors import descriptor_mark, next_descriptor
 from penstock.net.flow import InFlightBudget
-from penstock.net.limits import ListenerLimits
+from penstock.net.limits import TcpLimits
 from penstock.net.listener import STOP_GRACE_S, Listener, within
 from penstock.net.session import SessionFactory
 from penstock.net.stats import ListenerStats
@@ -46,23 +46,30 @@ log = structlog.get_logger("penstock.net")
 class TcpListener(Listener[TcpConnection]):
     """See the module."""
 
+    limits: TcpLimits
+
     def __init__(
         self,
         name: str,
         bind: str,
         factory: SessionFactory,
-        limits: ListenerLimits | None = None,
+        limits: TcpLimits | None = None,
         tls: ssl.SSLContext | None = None,
         stats: ListenerStats | None = None,
         *,
         clock: Clock | None = None,
         budget: InFlightBudget | None = None,
         quickack: bool = False,
+        half_closes: bool = True,
     ) -> None:
-        """`budget` is what all listeners of a server share; `quickack` is for protocols whose clients split frames over writes."""
-        super().__init__(name, bind, limits or ListenerLimits(), stats or ListenerStats(), clock, budget)
+        """`budget` is what all listeners of a server share; `quickack` is for protocols whose clients split frames over writes.
+
+        Without `half_closes` a peer that sends no more is gone, and is owed no answers.
+        """
+        super().__init__(name, bind, limits or TcpLimits(), stats or ListenerStats(), clock, budget)
         self.factory = factory
         self.tls = tls
+        self.half_closes = half_closes
         self.read_buffer = memoryview(bytearray(READ_BYTES_MAX))
         self._quickack = quickack
         self._socket: socket.socket | None = None
@@ -92,7 +99,7 @@ class TcpListener(Listener[TcpConnection]):
         for connection in self._unanswered.copy():
             connection.abort()
         if self._connections:
-            await within(self.limits.linger_s_max, self._all_gone)
+            await within(min(self.limits.linger_s_max, grace_s), self._all_gone)
         for connection in list(self._connections):
             connection.abort()
         if self._connections:
@@ -149,7 +156,7 @@ class TcpListener(Listener[TcpConnection]):
                     self._accepting_exhausted(os.strerror(error.errno))
                     return
                 continue  # this one connection failed before it was ours
-            if self.stats.connections_open >= self.limits.connections_max:
+            if self.stats.connections_open >= self.limits.max_connections:
                 self._refuse(accepted)
                 continue
             self.stats.connections_total += 1
@@ -160,7 +167,7 @@ class TcpListener(Listener[TcpConnection]):
                 return
 
     async def _take(self, accepted: socket.socket, peer: str) -> None:
-        """Hand an accepted socket to the event loop, through its TLS handshake where there is one."""
+        """Hand an accepted socket to the event loop, through its TLS handshake if there is one."""
         connection = TcpConnection(self, peer, accepted if self._quickack else None)
         try:
             accepted.setblocking(False)

@@ -1,6 +1,6 @@
 """The TLS context of a listener, and errors that name the file at fault.
 
-OpenSSL's own errors name neither the file nor the cure, so each file is looked at before it is handed over. TLS 1.2 is the oldest
+OpenSSL's own errors name neither the file nor the cure, so each file is checked before it is handed over. TLS 1.2 is the oldest
 version spoken; cipher suites are those of Python and the system, which receive security updates faster than a list kept here would.
 """
 
@@ -51,7 +51,7 @@ def client_context(cert: Path, key: Path, ca: Path) -> ssl.SSLContext:
 
 
 def subject_of(certificate: Mapping[str, Any] | None) -> str | None:
-    """The subject of a verified certificate, most specific name first, as in `CN=alice,O=Example`; None where there is none."""
+    """The subject of a verified certificate, most specific name first, as in `CN=alice,O=Example`; None if there is none."""
     parts = [
         f"{SHORT_NAMES.get(name, name)}={_escape(value)}"
         for relative_name in reversed((certificate or {}).get("subject", ()))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 WINDOWS_LEFT: Final = 16
-"""Each connection gets one of so many parts of what is left."""
+"""Each connection gets 1/WINDOWS_LEFT of what is left."""
 WINDOW_BYTES_MIN: Final = 128 * 1024
 """What each connection gets until all of them have twice what they should: at a round trip of 1 ms still some 100 MB/s."""
 WINDOW_BYTES_CROWDED: Final = 32 * 1024
@@ -22,7 +22,7 @@ WINDOW_BYTES_CROWDED: Final = 32 * 1024
 SEND_WINDOW_BYTES_MIN: Final = 64 * 1024
 """What each connection begins with, and has whatever the others have: what one system call sends."""
 SEND_WINDOWS_LEFT: Final = 8
-"""A send window is not widened by more than one of so many parts of what is left."""
+"""A send window is widened by at most 1/SEND_WINDOWS_LEFT of what is left."""
 
 
 class ReceiveWindows:

@@ -22,7 +22,7 @@ TEXT8_BYTES_MAX = 0xFF
 
 
 class ByteReader:
-    """A cursor over one payload, which may be a part of `data`. Raises ProtocolViolation where a field does not fit or makes no sense."""
+    """A cursor over one payload, which may be a part of `data`. Raises ProtocolViolation if a field does not fit or makes no sense."""
 
     __slots__ = ("_data", "_end", "position")
 

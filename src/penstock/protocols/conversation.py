@@ -55,7 +55,7 @@ class Decoder(Protocol[Message]):
 
     @property
     def more(self) -> bool:
-        """Whether complete messages may be left undecoded: `feed(b"")` goes on with them."""
+        """Whether complete messages may be left undecoded: `feed(b"")` continues with them."""
         ...
 
     @property
@@ -385,7 +385,12 @@ class Conversation(ABC, Generic[Message]):
 
         Returns whether it is answered.
         """
-        if self._reply_bytes_max(message) and not self._has_room_for(reply):
+        size_bytes = len(reply)
+        if (
+            size_bytes > ROOM_NEEDED_BYTES_MIN
+            and self._reply_bytes_max(message)
+            and not self._connection.room_for(size_bytes)
+        ):
             self._requeue(message, slot)
             return False
         self.answer(slot, reply)

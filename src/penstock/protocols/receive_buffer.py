@@ -1,6 +1,6 @@
 """Bytes that were received and are not decoded yet: the start of an incomplete frame, or frames that a decoder left for its next turn.
 
-An incomplete frame is looked at again only once as many bytes are here as it needs at least. So a peer that drips its frames costs no
+An incomplete frame is examined again only once as many bytes are here as it needs at least. So a peer that drips its frames costs no
 more than one that sends them whole, and nothing is allocated by a length that is only announced. The bytes are kept in a BytesIO, which
 returns them without a copy: 32 MiB more would take 20 ms in the turn that completes a frame.
 """
@@ -21,7 +21,7 @@ UNBOUNDED: Final = sys.maxsize
 
 
 class ReceiveBuffer:
-    """Of one direction of one conversation."""
+    """For one direction of one conversation."""
 
     __slots__ = ("_kept", "kept_bytes", "needed_bytes")
 
@@ -58,20 +58,17 @@ class ReceiveBuffer:
 class BufferingDecoder(ABC, Generic[Message]):
     """Bytes to messages, for one direction of one conversation. A protocol decodes what is complete in a buffer."""
 
-    __slots__ = ("_buffer", "_messages_max", "more", "violation")
+    __slots__ = ("_buffer", "_messages_max", "more", "partial", "violation")
 
     def __init__(self, messages_max: int) -> None:
         """Decode at most `messages_max` messages in one `feed`."""
         self._messages_max = messages_max
         self.more = False
         """Whether frames were left undecoded because of that bound: `feed(b"")` continues with them."""
+        self.partial = False
+        """Whether a frame has begun that is not complete."""
         self._buffer = ReceiveBuffer()
         self.violation: ProtocolViolation | None = None
-
-    @property
-    def partial(self) -> bool:
-        """Whether a frame has begun that is not complete."""
-        return self._buffer.kept_bytes > 0
 
     @property
     def kept_bytes(self) -> int:
@@ -86,6 +83,7 @@ class BufferingDecoder(ABC, Generic[Message]):
         whole = buffer.join(data) if buffer.kept_bytes else data
         if whole is None:
             return []
+        self.partial = False
         messages: list[Message] = []
         try:
             position = self._decode(whole, messages)
@@ -96,11 +94,13 @@ class BufferingDecoder(ABC, Generic[Message]):
             return messages
         if position < len(whole):
             buffer.keep(whole, position)
+            self.partial = True
         return messages
 
     def forget(self) -> None:
         """Free what is kept: nothing is decoded any more."""
         self._buffer.forget()
+        self.partial = False
 
     @abstractmethod
     def _decode(self, data: bytes, messages: list[Message]) -> int:

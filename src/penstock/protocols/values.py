@@ -10,7 +10,7 @@ UNIFORM_SHARE_MIN = 4
 
 
 def uniform_values(block: Block, start: int, stop: int) -> tuple[int, memoryview] | None:
-    """The size of each value of these rows, and all of them back to back; None where they differ or are too few to look."""
+    """The size of each value of these rows, and all of them back to back; None if they differ or are too few to look."""
     if stop - start < UNIFORM_ROWS_MIN or (stop - start) * UNIFORM_SHARE_MIN < block.count:
         return None
     values = block.columns().values

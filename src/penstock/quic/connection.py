@@ -1,7 +1,7 @@
 """One QUIC connection on an event loop: its core, its streams and its timers, over an endpoint that it may share.
 
 Everything a connection does, it does in `run`, once per turn of the loop at most: take the events that have come, then make the
-datagrams there are to send, then look at the time; each only if there is something to do. Whoever changes something only touches it.
+datagrams there are to send, then look at the time; each only if there is something to do. A change only touches it.
 
 Subclasses say what happens: `stream_opened`, `established`, `lost`, and which connection ids are its own.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Self
 
 from penstock.quic.core import NEVER_S, QuicCore
 from penstock.quic.events import (
@@ -31,7 +31,7 @@ from penstock.quic.udp import SEGMENTED_BYTES_MAX, UdpEndpoint
 SENDS_PER_TURN_MAX: Final = 4
 """System calls' worth of datagrams that one connection sends before others have their turn: about 256 KiB."""
 LOOK_BYTES_MIN: Final = 16 * 1024
-"""No stream is kept from sending for less, whatever else waits."""
+"""No stream is kept from sending for less, whatever else waits. While no more than this does, it is not looked at in each turn."""
 TIMER_RESOLUTION_S: Final = 0.001
 """A timer that is due within this is due now; event loops count in milliseconds."""
 
@@ -57,7 +57,7 @@ class Connection:
         """Of stream data, over the connection's life, whether it is on the wire yet or not."""
         self._losses_repaired = 0
         self.waiting_bytes = 0
-        """What waited to be sent or was in flight, on all streams together, when that was last looked at."""
+        """What waited to be sent or was in flight, on all streams together, when that was last examined."""
         self._sent_since_look_bytes = 0
         self._origin = b""
         """Which address of ours the peer uses, where there are several."""
@@ -72,9 +72,10 @@ class Connection:
         """Streams that may end before the next datagrams are made: `before_sending` is called."""
         self._paused = False
         self._taking = False
-        """Events are being taken; what there is to send is sent after that."""
+        """Events are being taken; pending data is sent after that."""
         self._full: dict[Stream, None] = {}
-        self._sending: dict[Stream, None] = {}
+        self._not_writable: dict[Stream, None] = {}
+        """Streams on which too much waits to be sent."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
         self._datagrams_per_turn = SENDS_PER_TURN_MAX * (SEGMENTED_BYTES_MAX // settings.datagram_bytes)
@@ -95,7 +96,7 @@ class Connection:
         """`congested` is not what it was."""
 
     def waiting_changed(self) -> None:
-        """`waiting_bytes` is known anew."""
+        """`waiting_bytes` is known again."""
 
     def send_high_bytes(self) -> int:
         """Return how much may wait or be unacknowledged: above it none of the streams is writable, until half of it is left."""
@@ -105,7 +106,7 @@ class Connection:
         """Data waits because of the send window alone."""
 
     def before_sending(self) -> None:
-        """Events were taken; what there is to send is sent next. Called if streams are `_concluding`."""
+        """Events were taken; pending data is sent next. Called if streams are `_concluding`."""
 
     def has_run(self) -> None:
         """Events were taken, and what there was to send was sent. Called if events are left, and if the connection `is_stopping`."""
@@ -117,7 +118,7 @@ class Connection:
         """The peer will not use this id any more."""
 
     def failed(self, error: Exception) -> None:
-        """Something that should not happen: the connection cannot go on."""
+        """Something that should not happen: the connection cannot continue."""
         raise error
 
     def losing(self, code: int, reason: str) -> None:
@@ -178,10 +179,11 @@ class Connection:
 
     # -- what the endpoint calls -------------------------------------------------------------------------------------------
 
-    def take_datagrams(self, buffer: bytes, segment_bytes: int, address: Address) -> None:
+    def take_datagrams(self, buffer: bytes, segment_bytes: int, address: Address) -> Self:
+        """Receive datagrams; the connection is to run after that."""
         self._origin = self.endpoint.arrived_at
         self.core.receive(buffer, segment_bytes, address, self._now_s())
-        self.endpoint.touch(self)
+        return self
 
     def run(self, now_s: float) -> None:
         core = self.core
@@ -192,8 +194,8 @@ class Connection:
                 return
             if core.may_send or core.must_send(now_s):
                 self._send(now_s)
-            is_busy = self._sending or self.congested or core.losses != self._losses_repaired
-            if is_busy and not self._look_at_streams():
+            waits = self._not_writable or self.congested or core.outbox.waiting or self.waiting_bytes > LOOK_BYTES_MIN
+            if (waits or core.losses != self._losses_repaired) and not self._look_at_streams():
                 return
             if self._timer is None or core.deadline_s < self._timer_at_s:
                 self._arm_timer(now_s)
@@ -203,14 +205,14 @@ class Connection:
             self.failed(error)
 
     def _take_news(self, now_s: float) -> bool:
-        """Take events, as far as they are wanted now; returns whether the connection goes on."""
+        """Take events, as far as they are wanted now; returns whether the connection continues."""
         core, streams = self.core, self.streams
         self._taking = True
         try:
             if not self.is_established and core.is_established:
                 self.is_established = True
                 self.established()
-            while core.has_news and not self.is_lost and (self.reading or core.is_closed):
+            while core.has_news and not self.is_lost and (not (self._paused or self._full) or core.is_closed):
                 event = core.take_event()
                 if event is None:
                     break
@@ -236,14 +238,16 @@ class Connection:
 
     # -- what streams call -------------------------------------------------------------------------------------------------
 
-    def stream_sent(self, stream: Stream, size_bytes: int) -> None:
+    def stream_sent(self, size_bytes: int) -> None:
         self.sent_bytes += size_bytes
-        self._sending[stream] = None
         sent_bytes = self._sent_since_look_bytes = self._sent_since_look_bytes + size_bytes
         if sent_bytes > LOOK_BYTES_MIN and sent_bytes > self.send_high_bytes() // 4:
             self.look_at_congestion()
         if not self._taking:
             self.endpoint.touch(self)
+
+    def stream_is_not_writable(self, stream: Stream) -> None:
+        self._not_writable[stream] = None
 
     def stream_is_full(self, stream: Stream) -> None:
         self._full[stream] = None
@@ -257,7 +261,7 @@ class Connection:
         """It is kept until QUIC has finished with it, so that what still comes for it is not taken for a new one."""
         if stream.is_finished:
             self.streams.pop(stream.id, None)
-        self._sending.pop(stream, None)
+        self._not_writable.pop(stream, None)
         if self._full.pop(stream, self) is None:
             self.touch()
 
@@ -304,19 +308,17 @@ class Connection:
             datagrams = core.take_datagrams(now_s, self._datagrams_per_turn)
         if datagrams:
             endpoint.send(datagrams, self._origin)
-        if core.outbox.is_window_full:
+        if core.outbox.waiting and core.outbox.is_window_full:
             self.send_window_filled()
         if len(datagrams) == self._datagrams_per_turn or (held and not core.frames.hold_events):
             endpoint.touch(self)  # for more, and for the events that waited
 
     def _look_at_streams(self) -> bool:
-        """Which streams have drained, and whether there is too much on all of them together; returns whether the connection goes on."""
-        if self._sending:
-            for stream in list(self._sending):
-                if not stream.sent_some(self.core.is_drained):  # which one that has room may change
-                    self._sending.pop(stream, None)
-        if self.congested or self._sending:
-            self.update_congestion()
+        """Which streams have drained, and whether there is too much on all of them together; returns whether the connection continues."""
+        for stream in list(self._not_writable):
+            if stream.check_writable():
+                self._not_writable.pop(stream, None)
+        self.update_congestion()
         if self.core.losses != self._losses_repaired and not self.endpoint.blocked and self.core.is_idle:
             self._losses_repaired = self.core.losses
         return not self.is_lost
@@ -357,9 +359,11 @@ class Connection:
         try:
             if at_s is not None and at_s <= now_s + TIMER_RESOLUTION_S:
                 core.handle_timer(max(now_s, at_s))
-            elif not core.ask_again():
+            elif core.is_sure:
                 self._arm_timer(now_s)
                 return
+            else:
+                core.ask_again()
         except Exception as error:  # noqa: BLE001 - as in `run`
             self.failed(error)
         else:

@@ -7,6 +7,7 @@ Drives the packet core of the QUIC library (qh3, compiled) directly. The library
 - Stream limits and transport parameters are ours; the library has them as constants.
 - TLS is `penstock.quic.tls`, which chooses the application protocol per connection and can ask for client certificates.
 - Peers with zero-length connection ids are served: see `penstock.quic.handshake`.
+- Data is handed out in larger pieces than the library's: see `penstock.quic.joined_data`.
 - Nothing is resumed: no session tickets, no 0-RTT, whose data an attacker could replay.
 - Stream data is given to the core as it can be sent: see `penstock.quic.outbox`.
 - Events wait while frames of streams that finish may be built and not yet sent: see `penstock.quic.kept_frames`.
@@ -31,6 +32,7 @@ from qh3.quic.tls_bridge import QuicTlsBridgeError
 
 from penstock.quic.events import REPORTED, STOP_SENDING, STREAM_DATA, Closed, Event
 from penstock.quic.handshake import Agreed, ConnectionIds, Handshake, make_packet_core
+from penstock.quic.joined_data import join_data
 from penstock.quic.kept_frames import FramesUnderWay
 from penstock.quic.late_fins import LateFins
 from penstock.quic.library import (
@@ -105,6 +107,8 @@ class QuicCore:
         """Why the connection ended, once the event that says so was taken."""
         self._early: deque[Event] = deque()
         """Events of the handshake, which are taken from the core between packets."""
+        self._next: Event | None = None
+        """An event that was taken from the core with the one before it."""
         self._under_key = 0
         """Datagrams sent since we last updated the key."""
         self.outbox = Outbox(settings.datagram_bytes, settings.send_window_bytes)
@@ -126,16 +130,14 @@ class QuicCore:
         """Whether stream data was taken since datagrams were last made: credit may be due to the peer."""
         self._given = MANY
         """Frames that the core was given since datagrams were last made: 1 if that was some data of one stream, else MANY."""
-        self._is_sure = True
-        """Whether the core was asked for datagrams until it had none."""
+        self.is_sure = True
+        """Whether the core has nothing to send for now: it said so, or left room in the last datagram."""
         self._cuts = False
         """Whether a RESET_STREAM or STOP_SENDING may be in flight: its acknowledgement lets the other one of its stream be sent."""
         self.losses = 0
-        """Datagrams of ours that were declared lost, over the connection's life, when that was last looked at."""
-        self.is_drained = True
-        """Whether everything was on the wire when datagrams were last made, and nothing was given to `send` since."""
+        """Our datagrams that were declared lost over the connection's life, as of the last check."""
         self.deadline_s = NEVER_S
-        """When the next timer is due, when that was last looked at."""
+        """When the next timer is due, as of the last check."""
 
     @classmethod
     def connect(cls, settings: QuicSettings, tls: TlsSettings, address: Address, now_s: float) -> Self:
@@ -308,23 +310,22 @@ class QuicCore:
         core = self._core
         if self.frames.hold_events and not self.is_closed:
             return None
-        while (event := core.next_event()) is not None:
+        while (event := self._next or core.next_event()) is not None:
+            self._next = None
             self.waiting_events -= 1
-            if not core.has_events:
-                self._all_taken()
             if event[0] == STREAM_DATA:
                 self._took_data = True
-                return event
+                if core.has_events:
+                    event, more_events, self._next = join_data(core, event)
+                    self.waiting_events -= more_events
+                break
             self.may_send, self._given = True, MANY
             if self._is_reported(event):
-                return event
-        self._all_taken()
-        return None
-
-    def _all_taken(self) -> None:
-        self.waiting_events = 0
-        self.has_news = False
-        self.frames.events_waited = False
+                break
+        if self._next is None and not core.has_events:
+            self.waiting_events = 0
+            self.has_news = self.frames.events_waited = False
+        return event
 
     def refuse(self, datagram: bytes, address: Address, now_s: float) -> None:
         """Answer the first datagram of a connection by closing it, which costs no key exchange."""
@@ -355,13 +356,16 @@ class QuicCore:
 
     def take_datagrams(self, now_s: float, datagrams_max: int) -> list[tuple[bytes, Address]]:
         """Return what to send now, `datagrams_max` at most."""
-        core, outbox, frames = self._core, self.outbox, self.frames
+        core, outbox, frames, fins = self._core, self.outbox, self.frames, self._fins
         latest_s = now_s + CLOCK_AHEAD_S_MAX
         if now_s < self._core_s:
             now_s = self._core_s
-        if self._fins.held_since_s:
-            self._fins.send_due(core, now_s, is_quiet=False)
-        frames.before_sending(core)
+        if fins.held_since_s:
+            fins.send_due(core, now_s, is_quiet=False)
+        if core.has_events or self._next is not None:
+            frames.events_waited = True
+        if core.pto_total + core.loss_total != frames.repairs:
+            frames.note_repairs(core)
         taken: list[tuple[bytes, Address]] = []
         is_sure = True
         poll: Callable[[float], tuple[Any, ...] | None] = self._poll_early
@@ -379,7 +383,7 @@ class QuicCore:
                 if transmit is not None:
                     taken.append(transmit[:2])
                     if self._given == 1 and not outbox.waiting and not core.get_send_buffer_size(None):
-                        is_sure = False
+                        is_sure = 2 * len(transmit[0]) < outbox.datagram_bytes
                         break
                     continue
                 if outbox.waiting and outbox.feed(core, now_s, left, is_idle=True):
@@ -389,25 +393,25 @@ class QuicCore:
                     if not now_s < timer[1] <= latest_s:
                         break
                     now_s = timer[1]
-                elif core.bytes_in_flight or not self._fins.send_due(core, now_s, is_quiet=True):
+                elif core.bytes_in_flight or not (fins.held_since_s and fins.send_due(core, now_s, is_quiet=True)):
                     break
         except BaseException as error:
             raise_panic(error)
             raise
         self._core_s = now_s
-        is_all = len(taken) < datagrams_max
-        frames.after_sending(core, taken, is_all=is_all)
-        self._took_data = False
-        self._given, self._is_sure = 0, is_sure
+        congestion_room_bytes = core.congestion_window - core.bytes_in_flight
+        frames.cut_short = len(taken) >= datagrams_max or congestion_room_bytes < outbox.datagram_bytes
+        if frames.datagrams_until_sure:
+            frames.after_sending(core, taken)
+        self._took_data, self._given, self.is_sure = False, 0, is_sure
         self._room_bytes, self._datagrams_max = -1, datagrams_max
-        if outbox.waiting or self._fins.held_since_s:
-            self.is_drained, self.may_send = False, True
+        if outbox.waiting or fins.held_since_s:
+            self.may_send = True
             self.get_timer()
         else:
             timer = core.get_timer()
             self.deadline_s = NEVER_S if timer is None else timer[1]
             self.may_send = frames.cut_short or (timer is not None and timer[0] == PACING_TIMER)
-            self.is_drained = not is_sure or not core.get_send_buffer_size(None)
         if self._cuts:
             self._cuts = core.bytes_in_flight > 0
             self.may_send |= self._cuts
@@ -446,12 +450,9 @@ class QuicCore:
                 self.deadline_s = at_s = ours_s
         return None if at_s == NEVER_S else at_s
 
-    def ask_again(self) -> bool:
-        """Return whether there may be more to send, because the core was not asked until it had nothing."""
-        if not self._is_sure:
-            self.may_send, self._given, self._is_sure = True, MANY, True
-            return True
-        return False
+    def ask_again(self) -> None:
+        """Let the core be asked for datagrams until it has none; for when that is not known."""
+        self.may_send, self._given, self.is_sure = True, MANY, True
 
     def handle_timer(self, now_s: float) -> None:
         self.outbox.look_again_s = None
@@ -478,7 +479,7 @@ class QuicCore:
         core, outbox = self._core, self.outbox
         if stream_id in self._fins.held_since_s:
             raise StreamRefused("our side of the stream has ended")
-        self.may_send, self.is_drained = True, False
+        self.may_send = True
         self._given += 1 if data else MANY
         is_end_alone = end and not data and stream_id not in outbox.waiting
         if is_end_alone and self._fins.hold(core, stream_id):
@@ -540,6 +541,7 @@ class QuicCore:
         self._fins = LateFins()
         self._handshake = None
         self._early.clear()
+        self._next = None
         self.has_news = self.may_send = False
         self._core = released_core(self._core)
 

@@ -8,6 +8,8 @@ datagram is lost, and with it the connection.
 
 So no event is taken while that may be: after a turn of sending that the congestion window cut short, until everything is sent, or so much
 that the frames in question must have been part of it. Streams have their turns in order, so that is soon, however much there is to send.
+
+This module can go once the library keeps a stream until its frames are sent: a test in `tests/quic/test_kept_frames.py` fails then.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ class FramesUnderWay:
     """See the module."""
 
     __slots__ = (
-        "_repairs",
         "_stops",
+        "_timeouts",
         "cut_short",
         "datagram_bytes",
         "datagrams_until_sure",
         "events_waited",
         "hold_events",
+        "repairs",
         "streams",
     )
 
@@ -44,12 +47,15 @@ class FramesUnderWay:
         """Frames may be kept."""
         self.events_waited = False
         """Events that are yet to be taken came before the last turn of sending."""
-        self._repairs = 0
+        self.repairs = 0
+        """Timeouts and losses that were noted, over the connection's life."""
+        self._timeouts = 0
         self._stops = False
         """Some stream was to be stopped, ever."""
         self.datagrams_until_sure = 0
-        """Once so many more are sent, the frames in question are on the wire; 0 where there are none."""
+        """Once this many more are sent, the frames in question are on the wire; 0 if there are none."""
         self.hold_events = False
+        """Only while `datagrams_until_sure`."""
         self.streams: Collection[object] = ()
         """Those of the connection, which have their turns."""
 
@@ -67,21 +73,19 @@ class FramesUnderWay:
         self.reset_asked_for()
         self.hold_events = self.cut_short and self.events_waited
 
-    def before_sending(self, core: QuicConnectionCore) -> None:
-        if core.has_events:
-            self.events_waited = True
-        # Frames of packets that may be lost are copied. Of those that are lost only a STOP_SENDING is not needed for its stream to finish.
-        repairs = core.pto_total + (core.loss_total if self._stops else 0)
-        if repairs != self._repairs:
-            self._repairs = repairs
-            self.reset_asked_for()
+    def note_repairs(self, core: QuicConnectionCore) -> None:
+        """Note timeouts and losses: frames of packets that may be lost are copied.
 
-    def after_sending(self, core: QuicConnectionCore, sent: list[tuple[bytes, Any]], *, is_all: bool) -> None:
-        """`is_all`: the core had no more to send for now."""
-        self.cut_short = not is_all or core.congestion_window - core.bytes_in_flight < self.datagram_bytes
-        if not self.datagrams_until_sure:
-            self.hold_events = False
-            return
+        Of those that are lost only a STOP_SENDING is not needed for its stream to finish.
+        """
+        timeouts = core.pto_total
+        if self._stops or timeouts != self._timeouts:
+            self.reset_asked_for()
+        self._timeouts = timeouts
+        self.repairs = timeouts + core.loss_total
+
+    def after_sending(self, core: QuicConnectionCore, sent: list[tuple[bytes, Any]]) -> None:
+        """Find out whether the frames in question were among what was sent; to be called while `datagrams_until_sure`."""
         if not self.cut_short:
             timer = core.get_timer()
             if not core.get_send_buffer_size(None) and (timer is None or timer[0] != PACING_TIMER):

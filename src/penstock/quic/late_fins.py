@@ -6,6 +6,8 @@ has everything but the end, and waits for it. An end that travels with data is n
 
 So an end that would travel alone waits until nothing of the connection is in flight or to be sent again, and a little while at most: by
 then the data has been acknowledged, or has been lost more than once. Data that was declared lost is not in flight before it is sent again.
+
+This module can go once the library notes lost frames of zero length: a test in `tests/quic/test_late_fins.py` fails then.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ HOLD_ROUND_TRIPS: Final = 4
 
 
 class LateFins:
-    """Of one connection."""
+    """For one connection."""
 
     __slots__ = ("_has_new", "due_s", "held_since_s")
 
@@ -73,4 +75,4 @@ class LateFins:
         """Forget a stream that was reset."""
         self.held_since_s.pop(stream_id, None)
         if not self.held_since_s:
-            self.due_s = None  # nobody would call `send_due` any more, and a time that has passed would be due for ever
+            self.due_s = None  # nobody would call `send_due` any more, and a time that has passed would be due forever

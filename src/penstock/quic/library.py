@@ -1,7 +1,7 @@
 """Names for what the QUIC library (qh3) returns by position or as text, each checked by `tests/quic/test_library.py`.
 
 The library's compiled packet core (`QuicConnectionCore`) is driven directly: it has no I/O, no clock and no TLS. It reports in tuples whose
-meaning is fixed by position, and some of its errors can only be told apart by their text. Everything of that kind is named here.
+meaning is fixed by position, and some of its errors can only be distinguished by their text. Everything of that kind is named here.
 """
 
 from __future__ import annotations

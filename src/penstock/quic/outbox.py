@@ -1,16 +1,19 @@
 """What streams have to send, kept here until the congestion window has room for it.
 
 The library makes up frames for sixteen streams at once, more after a timeout. Those that the congestion window has no room for are kept,
-and whatever is to be sent later stands behind them: acknowledgements too, although the window is not for them. Two ends that both have much
+and whatever is to be sent later waits for them: acknowledgements too, although the window is not for them. Two ends that both have much
 to send on many streams would wait for each other's acknowledgements until a timeout lets two frames pass, then until one of twice the
 length, and so on: with sixteen streams and some loss, or with sixty and none, hardly anything moves.
 
-So the library is given no more than it can send at once. What there is room for goes straight to it; else the streams have turns, and each
+So the library is given no more than it can send at once. What fits goes straight to it; else the streams have turns, and each
 gives an equal share of the room, but a whole frame at least. One whose share stays inside waits for credit, and is passed over.
 
 Nor is it given more than the send window, which bounds what it has been given and is not acknowledged. The library copies what it is given
 into a buffer of the stream, which grows to more than twice the most that was ever unacknowledged, and does not shrink before the stream
 ends: a stream over which 1 MiB was read from loopback keeps 0.6 MiB, however idle it is.
+
+Both can go once the library builds no frames ahead of the window and frees its buffers: tests in `tests/quic/test_outbox.py` and
+`tests/quic/test_library.py` fail then.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ FRAME_OVERHEAD_BYTES: Final = 64
 INITIAL_RTT_S: Final = 0.1
 """Assumed until the first measurement. The standard's third of a second makes a lost first packet cost a second on a local network."""
 WIRE_SHARE: Final = 16
-"""One of so many bytes on the wire is not stream data, at most."""
+"""At most one of this many bytes on the wire is not stream data."""
 
 
 class Waiting:
@@ -93,7 +96,7 @@ class Outbox:
         self.waiting: dict[int, Waiting] = {}
         """By stream; whose turn is next comes first."""
         self.size_bytes = 0
-        """Of all streams together."""
+        """For all streams together."""
         self.look_again_s: float | None = None
         """When to ask again whether there is something to feed, should nothing else happen."""
         self._inside_bytes = 0
@@ -130,7 +133,7 @@ class Outbox:
             self.size_bytes -= waiting.size_bytes
 
     def feed(self, core: QuicConnectionCore, now_s: float, datagrams_max: int, *, is_idle: bool) -> bool:
-        """Give the core what it can send at once, in `datagrams_max` datagrams; False where that is nothing.
+        """Give the core what it can send at once, in `datagrams_max` datagrams; False if that is nothing.
 
         `is_idle`: it has just said that it has nothing to send.
         """

@@ -1,4 +1,4 @@
-"""What an endpoint must know of QUIC packets before there is a connection: whom they are for, and the two answers that need no state."""
+"""What an endpoint must know of QUIC packets before there is a connection: their destination, and the two stateless replies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RetryPacket(NamedTuple):
 
 
 def short_destination(datagram: bytes) -> bytes | None:
-    """Whom a datagram of an established connection is for; None where it is something else."""
+    """The destination connection ID of a datagram of an established connection; None if it is something else."""
     if len(datagram) < SHORT_HEADER_BYTES_MIN or datagram[0] & (LONG_HEADER | FIXED_BIT) != FIXED_BIT:
         return None
     return datagram[1 : 1 + CID_BYTES]
@@ -122,7 +122,7 @@ def retry(header: LongHeader, source_cid: bytes, token: bytes) -> bytes:
 
 
 def stateless_reset(datagram: bytes, token: bytes, random_bytes: Callable[[int], bytes]) -> bytes | None:
-    """Tell a client that its connection is forgotten; None where the datagram is too short to be answered by a shorter one.
+    """Tell a client that its connection is forgotten; None if the datagram is too short to be answered by a shorter one.
 
     It looks like any other datagram but for its last bytes, and is shorter than what it answers, so that two servers that
     take each other for clients fall silent.

@@ -33,7 +33,7 @@ class Stream:
         "_peer_ended",
         "_queue_dropped",
         "_sent_bytes",
-        "_unsent_bytes",
+        "_unsent_bytes_max",
         "_writable",
         "can_receive",
         "can_send",
@@ -47,7 +47,8 @@ class Stream:
         self.can_send = two_way or is_ours
         self.can_receive = two_way or not is_ours
         self._writable = True
-        self._unsent_bytes = 0
+        self._unsent_bytes_max = 0
+        """What was given to `send` since it was last found out how much of that is not on the wire, and what that was."""
         self._sent_bytes = 0
         self._queue_dropped = False
         self._paused = False
@@ -91,7 +92,7 @@ class Stream:
     @property
     def unsent_bytes(self) -> int:
         """What was given to `send` and is not on the wire yet."""
-        return self._unsent_bytes
+        return 0 if self._queue_dropped else self._connection.core.unsent_bytes(self.id)
 
     @property
     def unacknowledged_bytes(self) -> int:
@@ -104,7 +105,7 @@ class Stream:
         connection = self._connection
         if self._queue_dropped or connection.may_have_losses or not connection.reading:
             return self._sent_bytes
-        return self._unsent_bytes + connection.core.in_flight_bytes
+        return self.unsent_bytes + connection.core.in_flight_bytes
 
     def send(self, data: bytes, *, end: bool = False) -> None:
         """Queue bytes; with `end` they are our last. Dropped without a word once our side has ended."""
@@ -118,12 +119,15 @@ class Stream:
             return
         if end:
             self.can_send = False
-        self._unsent_bytes += len(data)
-        self._sent_bytes += len(data)
-        if self._unsent_bytes > connection.settings.send_high_bytes and self._writable:
-            self._unsent_bytes = connection.core.unsent_bytes(self.id)
-            self._writable = self._unsent_bytes <= connection.settings.send_high_bytes
-        connection.stream_sent(self, len(data))
+        size_bytes = len(data)
+        self._sent_bytes += size_bytes
+        self._unsent_bytes_max += size_bytes
+        if self._unsent_bytes_max > connection.settings.send_high_bytes and self._writable:
+            self._unsent_bytes_max = self.unsent_bytes
+            if self._unsent_bytes_max > connection.settings.send_high_bytes:
+                self._writable = False
+                connection.stream_is_not_writable(self)
+        connection.stream_sent(size_bytes)
 
     def end(self) -> None:
         """Our side ends once what was queued is sent."""
@@ -134,7 +138,6 @@ class Stream:
         if not self._is_closed:
             self.can_send = False
             self._queue_dropped = True
-            self._unsent_bytes = 0
             self._connection.core.reset(self.id, code)
             self._connection.touch()
 
@@ -202,7 +205,6 @@ class Stream:
     def take_stop(self, code: int) -> None:
         self.can_send = False
         self._queue_dropped = True
-        self._unsent_bytes = 0
         self.stopped(code)
 
     def take_finished(self) -> None:
@@ -213,14 +215,15 @@ class Stream:
         elif not (self._paused and self.can_receive):
             self.close_now()
 
-    def sent_some(self, is_all: bool) -> bool:
-        """Look at what is still to be sent; False where nothing is. `is_all`: the connection has sent everything."""
-        unsent = self._unsent_bytes = 0 if is_all else self._connection.core.unsent_bytes(self.id)
-        if not self._writable and unsent <= self._connection.settings.send_low_bytes:
-            self._writable = True
-            if not self._connection.congested:
-                self.drained()
-        return self._unsent_bytes > 0
+    def check_writable(self) -> bool:
+        """Find out whether enough was sent for the stream to be writable again; return that."""
+        self._unsent_bytes_max = self.unsent_bytes
+        if self._unsent_bytes_max > self._connection.settings.send_low_bytes:
+            return False
+        self._writable = True
+        if not self._connection.congested:
+            self.drained()  # which may send as much again
+        return self._writable
 
     def close_now(self) -> None:
         """The end, told once."""

@@ -93,13 +93,13 @@ class TlsSettings:
     """Server: what makes it known to clients of a run before that it has forgotten them. Empty: they are left to find out."""
 
     server_name: str | None = None
-    """Client: whom the server's certificate must name."""
+    """Client: the name that the server's certificate must have."""
 
     ca_file: Path | None = None
-    """Client: whose certificates are trusted; None: whom the system trusts."""
+    """Client: the trusted CA certificates; None: those of the system."""
 
     verify: bool = True
-    """Client: whether the server's certificate is looked at."""
+    """Client: whether the server's certificate is examined."""
 
     def fill(self, configuration: QuicConfiguration) -> None:
         """Say it in the library's words."""
@@ -119,7 +119,7 @@ def reset_token(reset_key: bytes, cid: bytes) -> bytes | None:
 
 
 def load_identity(cert: Path, key: Path) -> Identity:
-    """Read both from PEM files. Raises OSError or ValueError where they cannot be used."""
+    """Read both from PEM files. Raises OSError or ValueError if they cannot be used."""
     configuration = QuicConfiguration(is_client=False)
     try:
         configuration.load_cert_chain(cert, key)

@@ -2,7 +2,7 @@
 
 The kernel joins datagrams of one sender into one buffer (GRO) and cuts one buffer of ours into datagrams (GSO); a call then costs what
 one datagram cost before. What arrives is handed to its connections first; when the socket is empty, or enough was read for one turn,
-every connection that was touched runs once: it takes its events and sends what there is. Whoever touches a connection between two
+every connection that was touched runs once: it takes its events and sends what is pending. Touching a connection between two
 turns (an answer is ready, a timer fired) makes it run in the next one.
 
 A kernel without GSO or GRO is served too, one datagram a call.
@@ -51,12 +51,12 @@ class Runner(Protocol):
     """A connection, as its endpoint sees it."""
 
     def run(self, now_s: float) -> None:
-        """Take events, then send what there is."""
+        """Take events, then send what is pending."""
         ...
 
 
-Received = Callable[[bytes, int, Address], None]
-"""Is given a buffer, the size of the datagrams in it (the last may be shorter), and who sent them."""
+Received = Callable[[bytes, int, Address], Runner | None]
+"""Is given a buffer, the size of the datagrams in it (the last may be shorter), and who sent them. Returns who is to run for it."""
 
 
 def _ignore(buffer: bytes, segment_bytes: int, address: Address) -> None:
@@ -70,15 +70,14 @@ class UdpEndpoint:
         self._socket = own
         self._now_s = now_s
         self.received: Received = _ignore
-        """Finds the connection that a buffer is for, gives it what is its own, and touches it."""
+        """Finds the connection that a buffer is for, and gives it what is its own."""
         self._loop = asyncio.get_running_loop()
         self.arrived_at = b""
-        """Where the datagrams came in that are being handed over, for `send` to answer from; empty where there is only one such place."""
+        """The local address of the datagrams that are being handed over, for `send` to answer from; empty if there is only one."""
         self._ancillary_bytes = ANCILLARY_BYTES + (ORIGIN_ANCILLARY_BYTES if _note_origins(own) else 0)
         self._origins = self._ancillary_bytes > ANCILLARY_BYTES
         self._touched: dict[Runner, None] = {}
         self._held: dict[Runner, None] = {}
-        self._run_scheduled = False
         self._waiting: list[tuple[list[tuple[bytes, Address]], bytes]] = []
         self._segments = True
         self._connected = False
@@ -103,10 +102,9 @@ class UdpEndpoint:
 
     def touch(self, runner: Runner) -> None:
         """Let it run in the next turn of the loop at the latest."""
+        if not self._touched and not self.closed:
+            self._loop.call_soon(self._run_touched)
         self._touched[runner] = None
-        if not self._run_scheduled and not self.closed:
-            self._run_scheduled = True
-            self._loop.call_soon(self._run_scheduled_touched)
 
     def touch_when_writable(self, runner: Runner) -> None:
         """Let it run once the socket takes datagrams again; for connections that find it `blocked`."""
@@ -128,7 +126,12 @@ class UdpEndpoint:
             is_last = start + 1 == len(datagrams)
             count = 1 if is_last or not self._segments else self._count_alike(datagrams, start)
             try:
-                self._send_alike(datagrams, start, count, origin)
+                if count > 1 or origin:
+                    self._send_alike(datagrams, start, count, origin)
+                elif self._connected:
+                    self._socket.send(datagrams[start][0])
+                else:
+                    self._socket.sendto(*datagrams[start])
             except (BlockingIOError, InterruptedError):
                 self._block(datagrams[start:], origin)
                 return
@@ -152,7 +155,6 @@ class UdpEndpoint:
 
     def _read(self) -> bool:
         """Read for one turn, then let those run that were touched; returns whether the socket is empty."""
-        scheduled, self._run_scheduled = self._run_scheduled, True  # who is touched by what is read runs right after
         receive, ancillary_bytes = self._socket.recvmsg, self._ancillary_bytes
         emptied = False
         try:
@@ -170,24 +172,22 @@ class UdpEndpoint:
                         size = self._note(ancillary) or len(data)
                     else:
                         size = GRO_SIZE.unpack_from(ancillary[0][2])[0] if ancillary else len(data)
-                    self.received(data, size, address)
+                    runner = self.received(data, size, address)
+                    if runner is not None:
+                        self._touched[runner] = None
                 if self.closed:
                     emptied = True
                     break
         finally:
-            self._run_scheduled = scheduled
-        self._run_touched()
+            self._run_touched()
         return emptied
-
-    def _run_scheduled_touched(self) -> None:
-        self._run_scheduled = False
-        self._run_touched()
 
     def _run_touched(self) -> None:
         touched, self._touched = self._touched, {}
-        now_s = self._now_s()
-        for runner in touched:
-            runner.run(now_s)
+        if touched:
+            now_s = self._now_s()
+            for runner in touched:
+                runner.run(now_s)
 
     def _count_alike(self, datagrams: Sequence[tuple[bytes, Address]], start: int) -> int:
         """How many from `start` on go to one address in one call: all as long as the first, the last maybe shorter."""
@@ -206,12 +206,6 @@ class UdpEndpoint:
 
     def _send_alike(self, datagrams: Sequence[tuple[bytes, Address]], start: int, count: int, origin: bytes) -> None:
         data, address = datagrams[start]
-        if count == 1 and not origin:
-            if self._connected:
-                self._socket.send(data)
-            else:
-                self._socket.sendto(data, address)
-            return
         together = [each for each, _ in datagrams[start : start + count]]
         ancillary: list[tuple[int, int, bytes]] = []
         if count > 1:

@@ -32,7 +32,7 @@ def session(
     session of that Spark Connect server.
 
     `config` wins over every setting made here. `spark.penstock.bootstrap` and the like name the broker for all queries of the session.
-    Raises ConfigError where Spark or a Java that it runs on is missing; the message names what to install.
+    Raises ConfigError if Spark or a Java that it runs on is missing; the message names what to install.
     """
     from penstock.spark.sessions import build_session
 

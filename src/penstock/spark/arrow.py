@@ -20,7 +20,7 @@ from penstock.errors import CorruptBlock
 from penstock.log.block import EXPIRIES, HEADERS, KEYS, OFFSETS, TIMESTAMPS, Block
 
 ROWS_TARGET: Final = 10_000
-"""A batch is made once it has so many rows: fewer cost Spark more for each, many more gain nothing."""
+"""A batch is made once it has this many rows: fewer cost Spark more for each, many more gain nothing."""
 ROWS_MAX: Final = 4 * ROWS_TARGET
 """A block with more is cut."""
 BYTES_TARGET: Final = 8 << 20
@@ -64,7 +64,7 @@ class _Gathered(NamedTuple):
     pieces: Sequence[_Piece]
     rows: int
     flags: int
-    """Of all the blocks together: which columns some of them have."""
+    """For all the blocks together: which columns some of them have."""
 
 
 class BatchMaker:
@@ -270,7 +270,7 @@ def _bitmap(valid: Bools) -> pa.Buffer:
 
 
 def _visible(gathered: _Gathered, now_ms: int) -> Bools | None:
-    """Which rows have not expired; None where none has. Blocks without a single expiry, which are nearly all, cost one test of a flag."""
+    """Which rows have not expired; None if none has. Blocks without a single expiry, which are nearly all, cost one test of a flag."""
     if not gathered.flags & EXPIRIES:
         return None
     visible = np.ones(gathered.rows, np.bool_)

@@ -1,8 +1,8 @@
 """Writing a micro-batch inside `foreachBatch`: a small one by the driver, a large one by tasks, either once.
 
 Spark's sink takes a batch through three Python processes, of the task, of its commit and of the plan, which is most of the time of a small
-one. The driver has the function's own process and a connection that stays open. Both ways stage and commit under one application and
-epoch, so a batch that is done again, maybe the other way, is left out.
+one. The driver has the function's own process and a connection that stays open, and writes and commits a batch for one topic in one
+request. Both ways commit under one application and epoch, so a batch that is done again, maybe the other way, is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import InvalidRequest
 from penstock.spark.applications import application_name
 from penstock.spark.session_options import with_session_defaults
-from penstock.spark.sink import Work, publish, stage
+from penstock.spark.sink import Work, publish, stage, write_whole
 from penstock.spark.sink_options import APPLICATION, VERSION, parse_sink_options
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ def _written_by_driver(batch: DataFrame, batch_id: int, options: Mapping[str, st
     assert sink.application is not None
     run, query = _property(batch, RUN_ID), query_id(batch)
     work = Work(sink.application, run, batch_id, lasting=True, query=query, turn=batch_id)
-    publish(sink.connection, [stage(sink, work, iter(found.to_batches(ARROW_ROWS_MAX)))])
+    batches = found.to_batches(ARROW_ROWS_MAX)
+    if not write_whole(sink, work, batches):
+        publish(sink.connection, [stage(sink, work, iter(batches))])
     return True
 
 

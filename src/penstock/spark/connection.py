@@ -119,7 +119,7 @@ def pooled_client(settings: ConnectionSettings) -> FlyMQClient:
 
 
 def close_pooled_clients() -> None:
-    """Hang up. Whoever asks for a pooled client later gets a new one."""
+    """Close it. Later requests for a pooled client get a new one."""
     _clients.close()
 
 

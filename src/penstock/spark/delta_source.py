@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 BATCH_BYTES_MAX: Final = 1 << 30
 """Of files, after which a micro-batch takes no further commit."""
 COMMITS_MAX: Final = 1000
-"""Of one micro-batch."""
+"""Per micro-batch."""
 TASK_BYTES: Final = 32 << 20
 TASK_FILES_MAX: Final = 100
 ROWS_MAX: Final = 10_000
-"""Of one Arrow batch that goes to Spark."""
+"""Per Arrow batch that goes to Spark."""
 IDLE_WAIT_S: Final = 0.2
 LOOK_EVERY_S: Final = 0.02
 VERSION: Final = "version"
@@ -121,7 +121,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 time.sleep(IDLE_WAIT_S)
             return {VERSION: self._seen}
         if self._seen == NOTHING_READ:
-            # Once, when a query goes on: only here can it turn out that the log no longer has what comes next.
+            # Once, when a query continues: only here can it turn out that the log no longer has what comes next.
             self._check_log_has(before)
         last = before
         size_bytes = 0

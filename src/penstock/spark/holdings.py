@@ -57,7 +57,7 @@ def look(
 
     With `wait_ms`, once there is a record behind what is known, which is what was reached unless more is given; or the time is over.
 
-    Raises PartitionNotFound where a partition was assigned that its topic does not have.
+    Raises PartitionNotFound if a partition was assigned that its topic does not have.
     """
     topics = subscribed_topics(client, subscription)
     reached = reached or StreamOffset({})
@@ -114,7 +114,7 @@ def epochs_of(holdings: Holdings) -> Epochs:
 
 
 def check_all_exist(holdings: Holdings, subscription: Subscription) -> None:
-    """Raises TopicNotFound where a topic that was named is not there."""
+    """Raises TopicNotFound if a topic that was named is not there."""
     missing = [topic for topic in subscription.topics if topic not in holdings]
     if missing:
         raise TopicNotFound(
@@ -225,7 +225,7 @@ def _check_within(holdings: Holdings, positions: Positions, option: str) -> None
 
 
 def without_lost(holdings: Holdings, positions: Positions, ids: Mapping[str, str], *, fail: bool) -> Positions:
-    """Where reading goes on: the given positions, moved behind what is gone. Raises DataLoss where that matters and `fail` is set."""
+    """Where reading continues: the given positions, moved behind what is gone. Raises DataLoss if that matters and `fail` is set."""
     moved: dict[str, dict[int, int]] = {}
     for topic, numbers in positions.items():
         held = holdings.get(topic)
@@ -257,7 +257,7 @@ def end_in(held: TopicHoldings, topic: str, index: int, end_offset: int, *, fail
 
 
 def reachable(topic: str, index: int, offset: int, held: TopicHoldings, *, fail: bool) -> int:
-    """Where reading goes on in a partition. Raises DataLoss where records between are lost and `fail` is set."""
+    """Where reading continues in a partition. Raises DataLoss if records between are lost and `fail` is set."""
     start, end = held.starts[index], held.ends[index]
     cut = held.cuts.get(index)
     if cut is not None and offset > cut:

@@ -51,7 +51,7 @@ def find_java(environment: Mapping[str, str], directories: Iterable[Path] = USUA
 
 
 def java_version(home: Path) -> int | None:
-    """The major version (17, 21; 8 for what calls itself 1.8) of the Java at `home`; None where there is none."""
+    """The major version (17, 21; 8 for what calls itself 1.8) of the Java at `home`; None if there is none."""
     program = home / "bin" / "java"
     if not program.is_file():
         return None

@@ -1,4 +1,4 @@
-"""How much of what there is goes into one batch of a stream.
+"""How much of the available records goes into one batch of a stream.
 
 Rows are shared out among partitions by how much each has waiting, as Kafka's connector does; bytes likewise, and the broker says at
 which block a share ends. Every partition that has something gets something, so a small one is never starved and a stream always moves.
@@ -22,7 +22,7 @@ def waiting_rows(begin: Positions, end: Positions) -> int:
 
 
 def within_rows(begin: Positions, end: Positions, rows_max: int) -> Positions:
-    """The end of a batch with about so many rows."""
+    """The end of a batch with about this many rows."""
     waiting = waiting_rows(begin, end)
     if waiting <= rows_max:
         return end
@@ -38,7 +38,7 @@ def within_rows(begin: Positions, end: Positions, rows_max: int) -> Positions:
 
 
 def within_bytes(client: FlyMQClient, begin: Positions, end: Positions, bytes_max: int) -> Positions:
-    """The end of a batch with about so many bytes of log: up to a block more in each partition."""
+    """The end of a batch with about this many bytes of log: up to a block more in each partition."""
     waiting = waiting_rows(begin, end)
     if not waiting:
         return end

@@ -68,7 +68,7 @@ class StreamOffset:
 
     @classmethod
     def decode(cls, offset: Mapping[str, Any]) -> StreamOffset:
-        """Raises InvalidRequest where this is no offset of ours: the checkpoint belongs to another source."""
+        """Raises InvalidRequest if this is no offset of ours: the checkpoint belongs to another source."""
         try:
             return cls(
                 {topic: _decode(numbers) for topic, numbers in offset.items() if topic not in OFFSET_KEYS},
@@ -83,7 +83,7 @@ class StreamOffset:
             ) from None
 
     def begin(self, start: Mapping[str, Any]) -> Positions:
-        """Where the batch begins that goes from `start` to here. EARLIEST where that is not on record: older checkpoints do not have it
+        """Where the batch begins that goes from `start` to here. EARLIEST if that is not on record: older checkpoints do not have it
         for topics that were new."""
         before = StreamOffset({}) if is_start(start) else StreamOffset.decode(start)
 

@@ -53,7 +53,7 @@ class Packed(NamedTuple):
 
 
 def pack(path: Path) -> Packed:
-    """Write the archive. Raises ConfigError where a library is not installed."""
+    """Write the archive. Raises ConfigError if a library is not installed."""
     found = sorted(_files())
     with (
         path.open("wb") as file,

@@ -61,13 +61,13 @@ class Slice:
     path: str = ""
     """Of the file, from the log's directory; empty: ask the broker."""
     position: int = 0
-    """Of a block in it, at or before the one that holds `offset`."""
+    """Where a block lies in it, at or before the one that holds `offset`."""
     block_offset: int = 0
     """The first offset of that block: the file must have it there."""
     end_position: int = 0
     """How far the file may be read."""
     file_bytes: int = 0
-    """How large the file must be; 0 where it still grows."""
+    """How large the file must be; 0 if it still grows."""
     size_bytes: int = 0
 
     @property
@@ -97,7 +97,7 @@ Tasks = list[tuple[Slice, ...]]
 
 
 def plan_tasks(client: FlyMQClient, ranges: Sequence[Range], bounds: Bounds, *, fail: bool) -> tuple[Files, Tasks]:
-    """Ask the broker where the ranges lie, and deal them out. Raises DataLoss where some of them are gone and `fail` is set."""
+    """Ask the broker where the ranges lie, and deal them out. Raises DataLoss if some of them are gone and `fail` is set."""
     left = [each for each in ranges if each.offset < each.end_offset]
     step_bytes = STEP_BYTES
     if bounds.task_bytes_max is not None:
@@ -238,7 +238,7 @@ def deal(pieces: Sequence[Slice], bounds: Bounds, core_count: int) -> Tasks:
 
 
 def _split_all(pieces: Sequence[Slice], parts: Callable[[Slice], int], option: str) -> list[Slice]:
-    """Each piece in so many parts, if it has as many records."""
+    """Each piece in this many parts, if it has as many records."""
     counts = [min(parts(piece), piece.rows) for piece in pieces]
     if sum(counts) > TASKS_MAX:
         raise InvalidRequest(

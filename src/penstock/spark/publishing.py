@@ -42,7 +42,7 @@ class BackgroundPublisher:
         self._idle.set()
 
     def __reduce__(self) -> tuple[type[BackgroundPublisher], tuple[ConnectionSettings, str]]:
-        return BackgroundPublisher, (self._settings, self._group)  # in another process it begins anew
+        return BackgroundPublisher, (self._settings, self._group)  # in another process it begins again
 
     def publish(self, positions: Positions) -> None:
         with self._lock:

@@ -2,7 +2,7 @@
 
 A file is read only with the proof that it belongs to the broker's present run, and what is found in it is checked: its size where it is
 finished, the offset of the first block, every block's seal and checksum. Whatever is not as planned (retention and rewrites replace files
-at any time) is left to the broker, which answers for the log; reading goes on there with the first offset that was not read.
+at any time) is left to the broker, which answers for the log; reading continues there with the first offset that was not read.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _blocks(
 
 
 def file_blocks(path: Path, each: Slice) -> Iterator[Block]:
-    """The blocks of a slice. Raises NotAsPlanned where the file does not have them, also after some that it had."""
+    """The blocks of a slice. Raises NotAsPlanned if the file does not have them, also after some that it had."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

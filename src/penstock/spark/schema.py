@@ -46,7 +46,7 @@ def chosen_schema(columns: Iterable[str]) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What batches must look like. Raises InvalidRequest where the schema asks for what the source does not have."""
+    """What batches must look like. Raises InvalidRequest if the schema asks for what the source does not have."""
     by_lower = {name.lower(): name for name in SPARK_TYPES}
     fields: list[StructField] = []
     for field in schema.fields:

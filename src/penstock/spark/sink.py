@@ -1,19 +1,20 @@
 """`df.write.format("penstock")` and `writeStream`: every batch is published whole, and once.
 
 Each attempt of each task stages its records at the broker under a name of its own; the driver's commit names the attempts that won, and the
-broker publishes exactly these (see `broker.staging`). What makes it happen once is the name of the work: application and epoch.
+broker publishes exactly these (see `broker.transactions`). What makes it happen once is the name of the work: application and epoch.
 
     stream   application = txnAppId, or the id of the query, which is in its checkpoint; epoch = number of the batch
     batch    application = txnAppId and epoch = txnVersion; otherwise a new name for each write, with the one epoch 0
              inside foreachBatch, txnAppId alone is enough: the epoch is the number of the batch
 
-Spark makes writers anew in several processes, so they hold plain data. What a task knows (the query, its run, the number of the batch) it
+Spark makes writers again in several processes, so they hold plain data. What a task knows (the query, its run, the number of the batch) it
 has from its local properties, and tells the driver in its message: the process that commits has no other way to know. A message may be
 missing where a task failed, and an abort may come after a commit that did not fail; so an abort only drops what is not committed.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,12 +25,21 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.errors import InvalidRequest, TopicNotFound, TransactionNotFound, Unreachable
+from penstock.errors import (
+    InvalidRequest,
+    NotSupported,
+    PartitionNotFound,
+    RecordTooLarge,
+    TopicNotFound,
+    TransactionNotFound,
+    Unreachable,
+)
 from penstock.protocols.flymq.operations.spark import Run, Winner
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.connection import ConnectionSettings, pooled_client
-from penstock.spark.sink_blocks import BlockMaker
+from penstock.spark.sink_blocks import BlockMaker, Request
 from penstock.spark.sink_options import APPLICATION, REPLAY, VERSION, SinkOptions, parse_sink_options
+from penstock.spark.workers import freeze_loaded_modules
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -120,7 +130,7 @@ class PenstockWriter(DataSourceArrowWriter):
 
 
 class PenstockStreamWriter(DataSourceStreamArrowWriter):
-    """A stream. Made anew for each batch, and again for each commit and abort."""
+    """A stream. Made again for each batch, and again for each commit and abort."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -154,6 +164,7 @@ class PenstockStreamWriter(DataSourceStreamArrowWriter):
 def stage(options: SinkOptions, work: Work, batches: Iterator[pa.RecordBatch]) -> StagedMessage:
     """Store the records of a task where nobody sees them."""
     client = patient_client(options.connection)
+    freeze_loaded_modules()
     run = client.staging.begin_run(
         work.application, work.run_name, lasting=work.lasting, query=work.query, replaces=options.replay
     )
@@ -167,16 +178,19 @@ def stage(options: SinkOptions, work: Work, batches: Iterator[pa.RecordBatch]) -
     attempt = client.staging.attempt(work.application, run.number, work.epoch, attempt_id)
     maker = BlockMaker(options, lambda topic: _partitions(client, topic), work.turn)
     try:
-        for batch in batches:
-            for request in maker.add(batch):
-                attempt.stage(*request)
-        for request in maker.finish():
+        for request in _requests(maker, batches):
             attempt.stage(*request)
         requests = attempt.finish().requests
     except BaseException:
         attempt.cancel()
         raise
     return StagedMessage(work.application, run.number, work.epoch, attempt_id, requests, maker.records)
+
+
+def _requests(maker: BlockMaker, batches: Iterable[pa.RecordBatch]) -> Iterator[Request]:
+    for batch in batches:
+        yield from maker.add(batch)
+    yield from maker.finish()
 
 
 def _check_query(work: Work, run: Run) -> None:
@@ -222,10 +236,34 @@ def publish(connection: ConnectionSettings, messages: Sequence[WriterCommitMessa
     winners = [Winner(each.attempt, each.requests) for each in staged if each.requests]
     application, run, epoch = named.pop()
     if not patient_client(connection).staging.commit(application, run, epoch, winners):
-        # As it should be where Spark repeats itself; but whoever gave a name or a number a second time by mistake must be able to see it.
-        import structlog  # slow to import, and rarely needed
+        _note_skipped(application, epoch)
 
-        structlog.get_logger(__name__).warning("batch_skipped", application=application, epoch=epoch)
+
+def write_whole(options: SinkOptions, work: Work, batches: Sequence[pa.RecordBatch]) -> bool:
+    """Write and publish a small batch in one request. Returns False, having written nothing, where it must be staged."""
+    client = patient_client(options.connection)
+    maker = BlockMaker(options, lambda topic: _partitions(client, topic), work.turn)
+    try:
+        requests = list(itertools.islice(_requests(maker, batches), 2))
+        if len(requests) != 1:
+            return False
+        run, now = client.staging.write(
+            work.application, work.run_name, work.epoch, *requests[0], query=work.query, replaces=options.replay
+        )
+    except (NotSupported, PartitionNotFound, RecordTooLarge):
+        # A broker of an earlier release; or an error that staging raises too, unless the batch was committed before.
+        return False
+    if not now:
+        _check_query(work, run)
+        _note_skipped(work.application, work.epoch)
+    return True
+
+
+def _note_skipped(application: str, epoch: int) -> None:
+    """Log a batch that was committed before: expected when Spark repeats it, a mistake if a name or version was reused."""
+    import structlog  # slow to import, and rarely needed
+
+    structlog.get_logger(__name__).warning("batch_skipped", application=application, epoch=epoch)
 
 
 def _listed(named: Iterable[tuple[str, int, int]]) -> str:

@@ -37,7 +37,7 @@ class Request(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Some records, as columns of Arrow; keys and headers are None where no record has one."""
+    """Some records, as columns of Arrow; keys and headers are None if no record has one."""
 
     values: pa.Array
     keys: pa.Array | None

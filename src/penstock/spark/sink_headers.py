@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def header_cells(column: pa.ListArray) -> pa.Array | None:
-    """One byte string a record, null where it has no headers; None where no record has any."""
+    """One byte string a record, null where it has no headers; None if no record has any."""
     counts = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     if not counts.any():
         return None

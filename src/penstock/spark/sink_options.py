@@ -38,7 +38,7 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Where the columns of a record are in the rows; None where there is no such column."""
+    """Where the columns of a record are in the rows; None if there is no such column."""
 
     value: int
     key: int | None

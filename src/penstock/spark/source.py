@@ -34,6 +34,7 @@ from penstock.spark.planner import Bounds, Files, Range, Slice, plan_tasks
 from penstock.spark.reading import read_slices
 from penstock.spark.schema import arrow_schema, source_schema
 from penstock.spark.session_options import merged
+from penstock.spark.workers import freeze_loaded_modules
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -65,6 +66,7 @@ class PenstockDataSource(DataSource):
         return source_schema(headers=flag(given, "includeHeaders", default=False))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        freeze_loaded_modules()
         return PenstockReader(parse_source_options(self.options, streaming=False), arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -75,11 +77,13 @@ class PenstockDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.spark.sink import batch_writer
 
+        freeze_loaded_modules()
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         from penstock.spark.sink import stream_writer
 
+        freeze_loaded_modules()
         return stream_writer(self.options, schema, overwrite)
 
 
@@ -131,6 +135,7 @@ def planned(
 def read_task(options: SourceOptions, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, SliceTask):
         return iter(())  # what Spark makes of a plan without tasks
+    freeze_loaded_modules()
     return read_slices(
         options.connection, partition.files, partition.slices, schema, fail_on_data_loss=options.fail_on_data_loss
     )

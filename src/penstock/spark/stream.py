@@ -57,9 +57,9 @@ class PenstockStreamReader(Prefetching, DataSourceStreamReader, SupportsTriggerA
         self._target: Positions | None = None
         """Where `Trigger.AvailableNow` ends."""
         self._seen: dict[str, Any] | None = None
-        """The ends of the log when they were last looked at."""
+        """The ends of the log when they were last examined."""
         self._idle: tuple[dict[str, Any], Positions] | None = None
-        """Where the query stood when there was nothing to do for it, and the ends of the log then: only what is behind them is news."""
+        """Where the query stood when there was nothing to do for it, and the ends of the log then: only what comes after them is new."""
         self._batch_s = float("-inf")
         """When a batch was last begun."""
         self._at_work = False

@@ -35,7 +35,7 @@ except ImportError as missing:
     ) from None
 
 EXPORT_S_MAX: Final = 5.0
-"""Of one export, repetitions included. What the collector has not taken by then is dropped."""
+"""Per export, repetitions included. What the collector has not taken by then is dropped."""
 STOP_S_MAX: Final = 5.0
 """How long a broker that stops waits for the collector."""
 SPANS_QUEUED_MAX: Final = 8_192
@@ -109,7 +109,7 @@ class Telemetry:
 
 
 async def _ended_by(exporter: OTLPSpanExporter | OTLPMetricExporter, work: Coroutine[Any, Any, None]) -> None:
-    """Wait for the last exports. After `STOP_S_MAX`, the one under way is not repeated any more, and those behind it end at once."""
+    """Wait for the last exports. After `STOP_S_MAX`, the current one is not repeated any more, and those after it end at once."""
     last = asyncio.ensure_future(work)
     done, _ = await asyncio.wait({last}, timeout=STOP_S_MAX)
     if not done:

@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock.log.embedded.disk import Disk
 
 HOLD_S_MAX = 60.0
-"""A flush that a test forgot to let go goes on after this long, so that a broken test ends."""
+"""A flush that a test forgot to release continues after this long, so that a broken test ends."""
 
 
 class FaultyDisk(Disk):
@@ -79,7 +79,7 @@ class FaultyDisk(Disk):
         self._fsync_gate.set()
 
     def flushes_quickly(self) -> bool:
-        """False while flushes are held or slowed down: they wait in the commit thread, and the event loop goes on."""
+        """False while flushes are held or slowed down: they wait in the commit thread, and the event loop continues."""
         return self._fsync_gate.is_set() and not self._fsync_delay_s and super().flushes_quickly()
 
     # -- the operations they act on --------------------------------------------------------------------------------------

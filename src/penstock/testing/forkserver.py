@@ -185,7 +185,7 @@ def _report_end(ended: int, pid: int, status: int) -> None:
 
 
 def _become(request: _Start) -> None:
-    """Be the program that was asked for."""
+    """Become the requested program."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     # The streams of the server may be files, with a position that these have not.
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w"), write_through=True) for number in (1, 2))

@@ -59,7 +59,7 @@ _Entry = _Sending | _Acked | _Failed | _Unknown
 
 
 class Journal:
-    """Append to (or go on with) the journal at `path`. Any number of threads may write.
+    """Append to (or continue with) the journal at `path`. Any number of threads may write.
 
     ```python
     with Journal(tmp_path / "journal") as journal:

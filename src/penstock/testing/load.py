@@ -51,7 +51,7 @@ class LoadSummary:
 
 
 class ProducerLoad:
-    """So many producers, each with a connection of its own, sending batches one after another until `stop` or the broker's end.
+    """Producers, each with a connection of its own, that send batches one after another until `stop` or the broker's end.
 
     ```python
     with Journal(path) as journal, ProducerLoad(broker.url, journal, "orders") as load:
@@ -59,7 +59,7 @@ class ProducerLoad:
         broker.kill9()
         load.wait_until_over()
     ```
-    A producer whose connection is lost ends: the records behind it stay in the journal as unknown.
+    A producer whose connection is lost ends: later records stay in the journal as unknown.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class ProducerLoad:
         return self.summary
 
     def wait_until_acked(self, records: int, timeout_s: float = 30.0) -> None:
-        """Wait until so many records are acknowledged in all."""
+        """Wait until this many records are acknowledged in all."""
         self._wait(
             lambda: self.summary.acked >= records or self._running == 0, timeout_s, f"{records} acknowledgements"
         )
@@ -116,11 +116,11 @@ class ProducerLoad:
             )
 
     def wait_until_answered(self, records: int, timeout_s: float = 30.0) -> None:
-        """Wait until so many records are acknowledged, refused or lost sight of in all."""
+        """Wait until this many records are acknowledged, refused or lost sight of in all."""
         self._wait(lambda: self.summary.sent >= records or self._running == 0, timeout_s, f"{records} answers")
 
     def wait_until_refused(self, records: int, timeout_s: float = 30.0) -> None:
-        """Wait until so many records are refused in all."""
+        """Wait until this many records are refused in all."""
         self._wait(lambda: self.summary.failed >= records, timeout_s, f"{records} refusals")
 
     def wait_until_over(self, timeout_s: float = 30.0) -> LoadSummary:

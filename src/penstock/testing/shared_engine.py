@@ -51,7 +51,7 @@ from penstock.names import is_internal
 from penstock.testing.shared_log import SharedLog, StoredPartition
 
 TURNS_MAX: Final = 3
-"""A step takes up to so many turns of the loop."""
+"""The maximum of turns of the loop that a step takes."""
 SKIP_MAX: Final = 5
 
 _log = structlog.get_logger(__name__)
@@ -226,9 +226,13 @@ class SharedPartition(Partition):
 class SharedEngine(Engine):
     """One node on a shared log. With `skips` off, offsets are dense: for who has them as constants."""
 
-    def __init__(self, log: SharedLog, *, clock: Clock | None = None, seed: int = 0, skips: bool = True) -> None:
+    def __init__(
+        self, log: SharedLog, *, clock: Clock | None = None, seed: int = 0, skips: bool = True, node: str = ""
+    ) -> None:
         self.log = log
+        self.node = node or f"node {id(self)}"
         self.stats = EngineStats()
+        self.addresses: dict[str, str] = {}
         self.failed = FailedPartitions()
         self.closing = False
         self._clock = clock or SystemClock()
@@ -243,7 +247,7 @@ class SharedEngine(Engine):
         self._behind: dict[SharedPartition, None] = {}
         """Followed, or to be followed, and with news to show."""
         self._heard: dict[str, None] = {}
-        """Topics that changed, and that this engine has not looked at yet."""
+        """Topics that changed, and that this engine has not seen yet."""
         self._lost: deque[bool] = deque()
         self._node_watchers: Watchers[[]] = Watchers("nodes")
         self._shared: set[str] = set()
@@ -281,7 +285,11 @@ class SharedEngine(Engine):
         return "another node leads now" if self.log.was_deposed(self) else None
 
     def nodes(self) -> Sequence[NodeInfo]:
-        return [NodeInfo(f"node {id(each)}", {}, self.log.leads(each)) for each in self.log.members]
+        engines = [each for each in self.log.members if isinstance(each, SharedEngine)]
+        return [NodeInfo(each.node, each.addresses, self.log.leads(each)) for each in engines]
+
+    def announce(self, addresses: Mapping[str, str]) -> None:
+        self.addresses = dict(addresses)
 
     def watch_nodes(self, callback: Callable[[], None]) -> Callable[[], None]:
         return self._node_watchers.add(callback)

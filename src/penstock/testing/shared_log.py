@@ -26,7 +26,7 @@ class StoredPartition:
         self.deleted = False
 
     def encoded(self, batch: Batch | BlockBatch, skip: int, now_ms: int) -> tuple[Appended, list[Block]]:
-        """Return a batch as blocks behind the end, so many offsets further. Raises InvalidRequest if it cannot be encoded."""
+        """Return a batch as blocks after the end, skipping this many offsets. Raises InvalidRequest if it cannot be encoded."""
         place = Appended(self.end + skip, max(now_ms, self.last_ms))
         offset, blocks = place.base_offset, []
         if isinstance(batch, BlockBatch):
@@ -103,7 +103,7 @@ class SharedLog:
             self._tell_members()
 
     def depose(self, engine: object) -> None:
-        """Take an engine for dead. It is told nothing, and finds out when it writes."""
+        """Consider an engine dead. It is not notified, and finds out when it writes."""
         self._deposed.add(engine)
         self.leave(engine)
 

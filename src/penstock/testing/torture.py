@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self, get_args
 
-from penstock.errors import PenstockError
+from penstock.errors import CorruptBlock, PenstockError
 from penstock.testing.checker import Report
 from penstock.testing.crashing import CRASHED
 from penstock.testing.diskfaults import FlushErrors, PowerCut, Quota, WriteBehind
@@ -67,8 +67,8 @@ class Result:
     duplicated: int = 0
     wrong_data_served: int = 0
     stuck: int = 0
-    """How often the broker did not start, did not answer or ended by itself. If it does not start, nothing can be read, so all that it
-    acknowledged counts as lost."""
+    """How often the broker did not start, did not answer or ended by itself, or could not read its log. If it does not start, or finds its
+    log damaged, all that it acknowledged counts as lost."""
     restart_s_max: float = 0.0
 
     @property
@@ -144,7 +144,7 @@ class Torture:
                     result.stuck += 1
                     sent = rounds.workload.sent()
                     _add(result, before, sent, 0.0)
-                    if isinstance(error, _NotRestarted):
+                    if isinstance(error, _NotRestarted | CorruptBlock):
                         result.lost = sent.acked
                     self.findings.problems += _shortened(str(error).splitlines())
                 else:
@@ -163,7 +163,7 @@ class Torture:
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    """The first line of an error and the last ones of the broker's output behind it."""
+    """The first line of an error, followed by the last ones of the broker's output."""
     return lines if len(lines) <= PROBLEM_LINES_MAX else [lines[0], "...", *lines[2 - PROBLEM_LINES_MAX :]]
 
 

@@ -65,7 +65,7 @@ class FlushErrorDisk(Disk):
 
 
 class QuotaDisk(Disk):
-    """The files below `root` may have so many bytes in all; ENOSPC for what goes beyond."""
+    """Limit the total size of the files below `root`; ENOSPC for what exceeds it."""
 
     def __init__(self, root: Path, quota_bytes: int) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class WriteBehindDisk(Disk):
             time.sleep(self._delay_s / 10)
 
     def _catch_up(self, fd: int) -> None:
-        """Carry out what waits for this file, so that whoever reads or cuts it finds what was written."""
+        """Carry out what waits for this file, so that a read or a cut finds what was written."""
         number = os.fstat(fd).st_ino
         with self._lock:
             waiting, self._waiting = self._waiting, deque()

@@ -117,7 +117,7 @@ def test_a_client_that_goes_away_is_no_bug(ask: Asking, path: str, capsys: pytes
 
 
 def has_connections(ask: Asking, count: int) -> bool:
-    """Whether the address has so many connections, that of `ask` among them, before so many requests are answered."""
+    """Whether the address has this many connections, that of `ask` among them, before that many requests are answered."""
     admin = ask.broker.server.admin
     assert admin is not None
     return any(ask("GET", "/session").status == 200 and len(admin._http.connections) == count for _ in range(300))

@@ -54,7 +54,7 @@ def test_a_topic_is_created_written_to_browsed_followed_and_deleted(chromium: Br
 
         page.get_by_label("Filter").fill("later")
         page.get_by_role("button", name="Go").click()
-        expect(page.get_by_role("status").filter(has_text="looked at")).to_contain_text("1 records shown, 2 looked at")
+        expect(page.get_by_role("status").filter(has_text="scanned")).to_contain_text("1 records shown, 2 scanned")
         expect(page).to_have_url(re.compile("filter=later"))
         page.reload()  # the address is the view
         expect(page.get_by_role("cell", name="arrived later")).to_be_visible()
@@ -97,7 +97,7 @@ def test_numbers_of_decoded_records_keep_their_digits(chromium: Browser, ask: As
         for number, count in (("9007199254740992", 0), ("9007199254740993", 1)):
             page.get_by_label("Filter").fill(f"$.id = {number}")
             page.get_by_role("button", name="Go").click()
-            expect(page.get_by_role("status").filter(has_text="looked at")).to_contain_text(f"{count} records shown")
+            expect(page.get_by_role("status").filter(has_text="scanned")).to_contain_text(f"{count} records shown")
 
 
 def test_records_are_found_by_json_path_and_header(chromium: Browser, ask: Asking) -> None:

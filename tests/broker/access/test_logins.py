@@ -58,7 +58,7 @@ def address_of(number: int) -> str:
     ],
     ids=["of one user", "from one address", "of one user from one address"],
 )
-async def test_guesses_in_parallel_are_looked_at_no_more_often_than_one_after_the_other(
+async def test_guesses_in_parallel_are_checked_no_more_often_than_one_after_the_other(
     logins: Logins,
     clock: ManualClock,
     name_of: Callable[[int], str],

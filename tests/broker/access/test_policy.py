@@ -324,7 +324,7 @@ def _may(broker: Broker, principal: Principal, operation: Operation, resource: R
     return True
 
 
-async def test_whoever_set_the_broker_up_may_do_nothing_once_there_is_an_administrator(guarded: Broker) -> None:
+async def test_the_principal_of_the_setup_may_do_nothing_once_there_is_an_administrator(guarded: Broker) -> None:
     founder = Principal(SETUP_NAME, frozenset({"admin"}))
     await guarded.users.create_user(founder, "root", "secret", ["admin"])
     with pytest.raises(AuthenticationRequired, match="there is an administrator now"):

@@ -120,7 +120,7 @@ async def test_a_password_that_changes_while_it_is_verified_proves_nothing(
         await broker.users.authenticate("ann", "ann", HERE)
 
 
-async def test_guessing_gets_slower_and_the_password_is_not_looked_at_meanwhile(
+async def test_guessing_gets_slower_and_the_password_is_not_checked_meanwhile(
     broker: Broker, clock: ManualClock, slept: list[float]
 ) -> None:
     await user(broker, "ann")

@@ -39,7 +39,7 @@ def test_a_value_is_found_under_its_cache_and_key_only(clock: ManualClock) -> No
     assert (len(cache), cache.stats.puts, cache.stats.hits, cache.stats.misses) == (1, 2, 1, 2)
 
 
-def test_a_time_to_live_is_looked_at_when_the_value_is_asked_for(clock: ManualClock) -> None:
+def test_a_time_to_live_is_checked_when_the_value_is_asked_for(clock: ManualClock) -> None:
     cache = cache_of(clock)
     cache.put(ANONYMOUS, "c", "short", b"v", 100)
     cache.put(ANONYMOUS, "c", "long", b"v")
@@ -69,7 +69,7 @@ def test_what_is_deleted_is_gone_and_takes_no_room(clock: ManualClock) -> None:
     assert (len(cache), cache.size_bytes) == (0, 0)
 
 
-def test_a_value_that_is_put_again_lives_anew(clock: ManualClock) -> None:
+def test_a_value_that_is_put_again_lives_again(clock: ManualClock) -> None:
     cache = cache_of(clock)
     cache.put(ANONYMOUS, "c", "k", b"v", 100)
     clock.advance(0.09)

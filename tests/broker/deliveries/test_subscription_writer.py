@@ -1,4 +1,4 @@
-"""What fails in one subscription stays there: the others' acknowledgements are stored, and the loops go on."""
+"""What fails in one subscription stays there: the others' acknowledgements are stored, and the loops continue."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_a_record_that_cannot_be_read_holds_up_the_dead_letters_of_its_sub
 
 
 @pytest.mark.dense
-async def test_storing_acknowledgements_goes_on_after_an_unexpected_error(
+async def test_storing_acknowledgements_continues_after_an_unexpected_error(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subscription = await subscribe(broker)
@@ -149,7 +149,7 @@ async def test_storing_acknowledgements_goes_on_after_an_unexpected_error(
     assert broker.background.failures["subscription_states"] == 1
 
 
-async def test_the_sweep_goes_on_after_an_unexpected_error(
+async def test_the_sweep_continues_after_an_unexpected_error(
     broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subscription = await subscribe(broker)

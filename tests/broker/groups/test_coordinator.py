@@ -247,7 +247,7 @@ async def test_positions_are_the_committed_offset_or_the_start_or_the_end(broker
     assert [each.position for each in b.last] == [3, 2, 0, 0]
 
 
-async def test_a_topic_that_is_created_again_is_granted_anew(broker: Broker, topic: str) -> None:
+async def test_a_topic_that_is_created_again_is_granted_again(broker: Broker, topic: str) -> None:
     a = Member(broker, "a")
     await a.beat()
     before = dict(a.owned)
@@ -263,7 +263,7 @@ async def test_a_topic_that_is_created_again_is_granted_anew(broker: Broker, top
     assert info.members == ("member/a",)
 
 
-async def test_a_topic_that_is_created_again_while_a_session_ends_is_granted_anew(
+async def test_a_topic_that_is_created_again_while_a_session_ends_is_granted_again(
     broker: Broker, topic: str, clock: ManualClock
 ) -> None:
     a, b = Member(broker, "a"), Member(broker, "b")

@@ -254,7 +254,7 @@ async def test_a_topic_that_was_deleted_and_made_again_does_not_get_the_records_
     assert await stored(orders) == [[], [], []]
 
 
-async def test_a_request_that_is_refused_before_it_is_numbered_does_not_hold_up_those_behind_it(orders: Broker) -> None:
+async def test_a_request_that_is_refused_before_it_is_numbered_does_not_hold_up_those_after_it(orders: Broker) -> None:
     client = await client_of(orders)
     refused, behind = client.request("__groups", [b"a"]), client.request("orders", [b"b"])
     with pytest.raises(AccessDenied):

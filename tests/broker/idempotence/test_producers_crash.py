@@ -23,7 +23,7 @@ from tests.broker.transaction_house import House
 pytestmark = pytest.mark.embedded
 
 Where = Literal["loop", "thread"]
-SMALL_JOURNAL = EngineOptions(journal_bytes=16 << 10, reserve_bytes=1 << 12)
+SMALL_JOURNAL = EngineOptions.model_construct(journal_bytes=16 << 10, reserve_bytes=1 << 12)
 
 
 class EndingDisk(FaultyDisk):

@@ -91,7 +91,7 @@ def test_an_answer_that_comes_after_its_producer_has_given_up_is_not_kept() -> N
 
 def test_what_an_earlier_run_of_the_broker_may_have_stored_ends_at_the_first_new_request() -> None:
     loaded: Sequences[str, Waiter] = Sequences(from_log=True)
-    loaded.keep(4, "answer 4")
+    loaded.end(4, "answer 4")
     assert loaded.admit(5, 4, resent=True) is Verdict.NEW
     assert loaded.may_be_forgotten(5)
     loaded.begin(5, nobody)

@@ -171,6 +171,22 @@ async def test_runs_that_are_spread_gather_and_keep_their_order_in_every_partiti
         assert values == sorted(values, key=lambda value: tuple(map(int, (value or b"").split(b"-"))))
 
 
+@pytest.mark.embedded
+async def test_a_run_sent_on_an_answer_is_written_with_those_that_gathered_before_it(broker: Broker) -> None:
+    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+    placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
+
+    def send_another(_: object) -> None:
+        broker.produce(ANONYMOUS, "t", -1, [b"2", b"2"], done=placed.set_result)
+
+    broker.produce(ANONYMOUS, "t", -1, [b"0", b"0"], done=send_another)
+    await asyncio.sleep(0)  # it goes to the log, and the next run waits for it
+    await produce(broker, "t", [b"1", b"1"])
+    await placed
+    blocks = await broker.partition(ANONYMOUS, "t", 0).read(0)
+    assert [block.values() for block in blocks] == [[b"0"], [b"1", b"2"]]
+
+
 async def test_a_run_for_one_partition_hears_of_one_placement_although_it_waits_behind_runs_that_are_spread(
     broker: Broker,
 ) -> None:

@@ -27,5 +27,5 @@ def test_a_record_is_visible_until_the_millisecond_it_expires() -> None:
 
 
 @pytest.mark.parametrize(("start", "stop", "rows"), [(0, 2, [0]), (1, 4, [2]), (1, 2, []), (2, 3, None), (4, 4, None)])
-def test_only_the_rows_asked_for_are_looked_at(start: int, stop: int, rows: list[int] | None) -> None:
+def test_only_the_rows_asked_for_are_checked(start: int, stop: int, rows: list[int] | None) -> None:
     assert visible_rows(block(0, NOW_MS, 0, NOW_MS), start, stop, NOW_MS) == rows

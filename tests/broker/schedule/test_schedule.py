@@ -64,7 +64,7 @@ async def delay(broker: Broker, topic: str, value: bytes, delay_ms: int, **how: 
 
 
 async def delivered(broker: Broker, topic: str, count: int, partition: int = 0) -> list[bytes | None]:
-    """The values of a topic as soon as it has so many."""
+    """The values of a topic as soon as it has this many."""
     handle = broker.partition(WHO, topic, partition)
     arrived = asyncio.Event()
     stop = handle.watch(arrived.set)

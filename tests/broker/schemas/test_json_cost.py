@@ -37,7 +37,7 @@ def laugh(depth: int, keyword: str = "anyOf") -> dict[str, Any]:
         ({"propertyNames": {"maxLength": 3}}, 1),
     ],
 )
-def test_the_cost_is_how_often_a_value_is_looked_at(schema: Any, cost: int) -> None:
+def test_the_cost_is_how_often_a_value_is_checked(schema: Any, cost: int) -> None:
     assert evaluations_per_value(schema) == cost
 
 

@@ -39,7 +39,7 @@ def frames(kind: SchemaType) -> Frames:
 
 
 @given(st.sampled_from([1, 2, 3]), st.binary(max_size=30))
-def test_what_is_framed_is_found_with_its_payload_behind_it(number: int, payload: bytes) -> None:
+def test_what_is_framed_is_found_with_its_payload_after_it(number: int, payload: bytes) -> None:
     for kind in ("json", "avro"):
         value = confluent_frame(REGISTRY_ID_FIRST + number) + payload
         assert frames(kind).find(value) == Frame(number, len(value) - len(payload))

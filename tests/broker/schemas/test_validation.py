@@ -20,7 +20,7 @@ from tests.broker.producing import appended, by_partition, produce, read_values
 
 ORDER = '{"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}'
 SOUND, WRONG = b'{"id": 1}', b'{"id": "x"}'
-# Twice at each level, for ever: the worker has to give up.
+# Twice at each level, forever: the worker has to give up.
 ENDLESS = json.dumps(
     {
         "$ref": "#/$defs/l0",
@@ -104,7 +104,7 @@ async def test_a_record_that_ends_the_worker_takes_no_other_with_it(
 
 
 @pytest.mark.dense
-async def test_large_runs_go_to_the_worker_and_runs_behind_them_keep_their_order(broker: Broker) -> None:
+async def test_large_runs_go_to_the_worker_and_runs_after_them_keep_their_order(broker: Broker) -> None:
     await bound(broker)
     large = [b'{"id": %d}' % n for n in range(40_000)]
     futures = [asyncio.ensure_future(produced(broker, values)) for values in ([SOUND], large, [SOUND], large[:5])]
@@ -124,7 +124,7 @@ async def test_what_goes_wrong_after_the_check_is_answered_too(broker: Broker, e
 
 
 @pytest.mark.usefixtures("always_in_the_worker")
-async def test_a_bug_behind_the_check_does_not_stop_the_runs_behind_it(
+async def test_a_bug_behind_the_check_does_not_stop_the_runs_after_it(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bound(broker)
@@ -144,7 +144,7 @@ async def test_a_bug_behind_the_check_does_not_stop_the_runs_behind_it(
     assert appended(await second).base_offset == 0
 
 
-async def test_a_schema_that_could_take_for_ever_is_given_up_on_and_nobody_else_waits(
+async def test_a_schema_that_could_take_forever_is_given_up_on_and_nobody_else_waits(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation, "RECORDS_S_MAX", 0.5)
@@ -175,7 +175,7 @@ async def test_a_schema_given_with_the_records_counts_beside_the_topic_s_own(bro
         await produced(broker, [SOUND], topic="free", schema="nope")
 
 
-async def test_tombstones_are_not_looked_at(broker: Broker) -> None:
+async def test_tombstones_are_not_checked(broker: Broker) -> None:
     await bound(broker, config=TopicConfig(cleanup="compact"))
     keys: list[bytes | None] = [b"a", b"b", b"c"]
     [placement] = await produce(broker, "orders", [None, SOUND, None], keys)
@@ -218,7 +218,7 @@ async def test_every_kind_of_schema_guards_a_topic(
     assert "(s-v1)" in str(errors[1])
 
 
-async def test_a_topic_without_a_schema_is_not_looked_at(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_topic_without_a_schema_is_not_checked(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     await bound(broker)
     await broker.ensure_topic(ANONYMOUS, "free")
     monkeypatch.setattr(broker._validation, "admit", None)

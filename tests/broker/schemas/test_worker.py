@@ -1,4 +1,4 @@
-"""The worker process: answers, bounds, and what happens to whoever asks next."""
+"""The worker process: answers, bounds, and what happens to the next request."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_fault_in_a_library_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) 
     assert answer(records("{}", b"1"), OrderedDict()) == Refused("ZeroDivisionError: of all things")
 
 
-async def test_whoever_asks_after_a_cancelled_request_gets_the_answer_to_their_own() -> None:
+async def test_a_request_after_a_cancelled_one_gets_its_own_answer() -> None:
     async def attempt(step: int) -> bool:
         worker = Worker()
         try:

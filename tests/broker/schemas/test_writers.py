@@ -123,7 +123,7 @@ async def test_a_topic_that_is_bound_to_a_version_takes_no_other(broker: Broker)
     values: list[bytes | None] = [b"1", b"{}", confluent_frame(ids[1]) + b"{}", confluent_frame(ids[0]) + b"{}"]
     refusals = await produced(broker, values, [marked(b"order:1"), marked(b"order:2"), None, None])
     assert [bool(refusal) for refusal in refusals] == [False, True, True, False]
-    assert "it was written by version 2, and order:1 is asked for" in refusals[1]
+    assert "it was written by version 2, but order:1 is required" in refusals[1]
     assert await stored(broker) == [(b"1", marked(b"order:1")), (values[3], [])]
 
 
@@ -201,4 +201,4 @@ async def test_one_record_is_validated_as_it_would_be_stored(broker: Broker) -> 
 
     assert await faults(confluent_frame(first) + b"1") == []
     assert await faults(confluent_frame(second) + b"1") == ['1 is not of type "object"']
-    assert await faults(confluent_frame(first) + b"1", 2) == ["it was written by version 1, and order:2 is asked for"]
+    assert await faults(confluent_frame(first) + b"1", 2) == ["it was written by version 1, but order:2 is required"]

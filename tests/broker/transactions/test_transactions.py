@@ -178,7 +178,7 @@ async def test_while_a_commit_is_under_way_the_transaction_cannot_change(house: 
 
 
 @pytest.mark.embedded
-async def test_a_commit_goes_on_when_whoever_waits_for_it_gives_up(house: House) -> None:
+async def test_a_commit_continues_when_its_caller_is_cancelled(house: House) -> None:
     async with house:
         await house.topic("orders")
         transaction = house.begin()
@@ -293,7 +293,7 @@ async def test_a_right_that_was_withdrawn_in_between_is_missed_at_the_commit(
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_plain_write_would_refuse_is_refused_at_once_and_the_transaction_goes_on(house: House) -> None:
+async def test_what_a_plain_write_would_refuse_is_refused_at_once_and_the_transaction_continues(house: House) -> None:
     async with house:
         await house.topic("orders", partitions=2)
         await house.topic("latest", cleanup="compact")

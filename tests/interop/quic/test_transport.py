@@ -112,7 +112,7 @@ async def test_aioquic_may_delay_its_acknowledgements(tmp_path: Path, cid_bytes:
 
 @pytest.mark.parametrize("cid_bytes", [0, 8])
 async def test_datagrams_that_quic_go_marks_for_ecn_are_served(tmp_path: Path, quic_go: Path, cid_bytes: int) -> None:
-    """The broker reports no ECN counts, so quic-go concludes that the path does not carry the marks, and goes on without."""
+    """The broker reports no ECN counts, so quic-go concludes that the path does not carry the marks, and continues without."""
     async with behind_relay(tmp_path) as (_, relay):
         async with go_peer(quic_go, relay.address, alpn=ALPN, connection_id_bytes=cid_bytes) as peer:
             await both_ways(peer, 500 * KIB)

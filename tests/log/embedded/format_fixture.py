@@ -22,7 +22,9 @@ from tests.log.embedded.storage import crash_image, everything, segment_files
 from tests.log.records import Record, append, start_atomic_append
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-OPTIONS = EngineOptions(reserve_bytes=0, maintenance_interval_s=3600, block_bytes_target=600, compact_dirty_ratio=0.0)
+OPTIONS = EngineOptions.model_construct(
+    reserve_bytes=0, maintenance_interval_s=3600, block_bytes_target=600, compact_dirty_ratio=0.0
+)
 NEVER_MS = 1 << 45
 STOPS = ("clean", "crashed", "crashed-late")
 """The last one has late records in its journal, which were added to format 2."""

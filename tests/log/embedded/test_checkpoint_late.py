@@ -29,7 +29,7 @@ from tests.log.embedded.faults import SuffixFaults
 from tests.log.embedded.storage import CountingDisk, crash_image
 from tests.log.records import append, read_all, read_values, start_atomic_append
 
-SMALL_JOURNAL = EngineOptions(journal_bytes=16 << 10, reserve_bytes=0)
+SMALL_JOURNAL = EngineOptions.model_construct(journal_bytes=16 << 10, reserve_bytes=0)
 
 
 async def opened(open_engine: OpenEngine, disk: CountingDisk | None = None) -> EmbeddedEngine:
@@ -355,7 +355,9 @@ async def test_a_power_cut_at_any_operation_of_a_start_or_a_stop_loses_none(
     crashed = crash_image(data_dir, tmp_path / "crashed")
     for cut_at in itertools.count(1):
         disk = PowerCutDisk(crash_image(crashed, tmp_path / "source"), cut_at)
-        options = EngineOptions(reserve_bytes=0, block_bytes_target=10)  # so that each is a block of its own
+        options = EngineOptions.model_construct(
+            reserve_bytes=0, block_bytes_target=10
+        )  # so that each is a block of its own
         opening = EmbeddedEngine(tmp_path / "source", disk=disk, options=options)
         with suppress(PenstockError, OSError, AttributeError):  # it may have come as far as nothing that can be closed
             try:

@@ -11,6 +11,7 @@ from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import Appended, Batch, BatchFor, Durability, TopicConfig
 from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
+from penstock.log.embedded.checkpoint import SAVED_INDEX_BYTES_MIN
 from penstock.log.embedded.journal import journal_paths
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import (
@@ -253,7 +254,7 @@ async def test_very_many_empty_records_are_cut_into_blocks_too(open_engine: Open
 async def test_a_full_journal_is_retired_and_at_most_two_exist(
     open_engine: OpenEngine, disk: CountingDisk, data_dir: Path
 ) -> None:
-    engine = await open_engine(disk=disk, options=EngineOptions(journal_bytes=20_000))
+    engine = await open_engine(disk=disk, options=EngineOptions.model_construct(journal_bytes=20_000))
     await engine.create_topic("orders", TopicConfig(partitions=4))
     for _ in range(50):
         await append_to_each(engine, "orders", 4, bytes(1000))
@@ -288,7 +289,7 @@ async def test_a_retired_journal_takes_only_what_is_in_the_segments_with_it(
                     self.durable[path] = content
 
     disk = Segments()
-    engine = await open_engine(disk=disk, options=EngineOptions(journal_bytes=20_000))
+    engine = await open_engine(disk=disk, options=EngineOptions.model_construct(journal_bytes=20_000))
     await engine.create_topic("orders", TopicConfig(partitions=3, segment_bytes=15_000))
     for number in range(40):
         await append_to_each(engine, "orders", 3, b"%d" % number + bytes(1000))
@@ -331,7 +332,7 @@ async def test_an_atomic_append_is_there_whole_or_not_at_all_wherever_the_journa
 async def test_an_atomic_append_of_many_blocks_to_one_partition_is_whole_or_not_there(
     open_engine: OpenEngine, tmp_path: Path, data_dir: Path
 ) -> None:
-    engine = await open_engine(options=EngineOptions(block_bytes_target=1000))
+    engine = await open_engine(options=EngineOptions.model_construct(block_bytes_target=1000))
     await engine.create_topic("orders", TopicConfig())
     await start_atomic_append(engine, [BatchFor(engine.partition("orders", 0), Batch([bytes(900)] * 10))])
     image = crash_image(data_dir, tmp_path / "image")
@@ -415,7 +416,7 @@ async def test_topics_of_all_modes_share_a_commit(open_engine: OpenEngine, disk:
 # -- races with other threads ---------------------------------------------------------------------------------------------
 
 
-async def test_a_segment_rolled_by_age_while_appends_go_on_loses_sight_of_nothing(open_engine: OpenEngine) -> None:
+async def test_a_segment_rolled_by_age_while_appends_continue_loses_sight_of_nothing(open_engine: OpenEngine) -> None:
     engine = await open_engine()
     await engine.create_topic("loose", TopicConfig(durability=Durability("none"), segment_ms=1))
     partition = partition_of(engine, "loose")
@@ -424,7 +425,7 @@ async def test_a_segment_rolled_by_age_while_appends_go_on_loses_sight_of_nothin
     for number in range(100):
         clock.advance(0.001)  # type: ignore[attr-defined]
         maintaining = asyncio.ensure_future(engine._maintenance._roll_if_due(partition))
-        await asyncio.sleep(0)  # the roll is with the commit thread; the next commit queues up behind it
+        await asyncio.sleep(0)  # the roll is with the commit thread; the next commit queues up after it
         value = b"%d" % number + bytes(50)
         expected.append(value)
         await append(partition, [value])
@@ -478,13 +479,34 @@ async def test_a_topic_is_deleted_while_its_commit_is_under_way(open_engine: Ope
 
 
 async def test_a_checkpoint_passes_over_topics_that_were_deleted_under_it(open_engine: OpenEngine) -> None:
-    engine = await open_engine(options=EngineOptions(journal_bytes=1))
+    engine = await open_engine(options=EngineOptions.model_construct(journal_bytes=1))
     await engine.create_topic("doomed", TopicConfig(partitions=2))
     with capture_logs() as lines:
         await append_to_each(engine, "doomed", 2)  # a checkpoint of both begins
         await engine.delete_topic("doomed")
         await settled(engine)
     assert lines == []
+
+
+async def test_a_checkpoint_saves_the_index_of_a_segment_only_when_it_has_grown_much(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path
+) -> None:
+    engine = await open_engine(options=EngineOptions.model_construct(journal_bytes=1))
+    await engine.create_topic("orders", TopicConfig(partitions=2))
+    topics = data_dir / "topics"
+    await append_to_each(engine, "orders", 2)
+    await settled(engine)
+    assert not list(topics.glob("*/*/*.index"))
+    await append_to_each(engine, "orders", 2, bytes(SAVED_INDEX_BYTES_MIN))
+    await settled(engine)
+    assert len(list(topics.glob("*/*/*.index"))) == 2
+    await append_to_each(engine, "orders", 2, b"y")
+    await settled(engine)
+    assert not journal_paths(data_dir / "journal"), "what a start has to scan is in the segments only"
+    again = await open_engine(crash_image(data_dir, tmp_path / "image"))
+    for index in (0, 1):
+        values = await read_values(again.partition("orders", index))
+        assert values == [b"x", bytes(SAVED_INDEX_BYTES_MIN), b"y"]
 
 
 async def test_a_journal_that_cannot_be_removed_stops_nothing(open_engine: OpenEngine, data_dir: Path) -> None:
@@ -494,7 +516,7 @@ async def test_a_journal_that_cannot_be_removed_stops_nothing(open_engine: OpenE
                 raise OSError(5, "Input/output error")
             super().unlink(path)
 
-    engine = await open_engine(disk=Stubborn(), options=EngineOptions(journal_bytes=1))
+    engine = await open_engine(disk=Stubborn(), options=EngineOptions.model_construct(journal_bytes=1))
     await engine.create_topic("orders", TopicConfig(partitions=2))
     for _ in range(5):
         await asyncio.wait_for(append_to_each(engine, "orders", 2), 10)

@@ -236,7 +236,7 @@ async def test_a_checkpoint_has_an_opening_of_its_own_of_each_file(open_engine: 
             super().fdatasync(fd)
 
     disk = Positions()
-    engine = await open_engine(disk=disk, options=EngineOptions(journal_bytes=1))
+    engine = await open_engine(disk=disk, options=EngineOptions.model_construct(journal_bytes=1))
     await three_topics(engine)
     await start_atomic_append(engine, parts(engine, "x", "y"))
     await settled(engine)

@@ -152,10 +152,28 @@ async def test_a_small_atomic_append_is_written_on_the_loop(engine: EmbeddedEngi
     assert set(disk.threads) == {THERE}, "what the topic has not flushed is flushed first, however much that is"
 
 
+async def test_late_records_that_a_topic_without_flushes_still_owes_are_written_in_the_commit_thread(
+    engine: EmbeddedEngine, disk: TimedDisk
+) -> None:
+    await engine.create_topic("table", TopicConfig(cleanup="compact"))
+    one = engine.partition("safe", 0)
+    late = LateBatch(lambda places: Batch([b"at %d" % places[one].base_offset], [b"k"]), 20)
+    await start_atomic(engine, ("table", 0, late), ("safe", 0, Batch([b"record"])))
+    await engine.alter_topic("table", TopicConfig(cleanup="compact", durability=Durability("none")))
+    flushes = disk.flushes["log"]
+    assert await writers(engine, disk, ("table", 0, 100)) == {THERE}, (
+        "they are flushed, and what is not flushed with them"
+    )
+    assert disk.flushes["log"] == flushes + 1
+    assert await writers(engine, disk, ("table", 0, 100)) == {here()}
+
+
 async def test_a_full_journal_is_retired_by_the_commit_thread(
     open_engine: OpenEngine, tmp_path: Path, disk: TimedDisk
 ) -> None:
-    engine = await open_engine(tmp_path / "data", disk=disk, options=EngineOptions(journal_bytes=64 << 10))
+    engine = await open_engine(
+        tmp_path / "data", disk=disk, options=EngineOptions.model_construct(journal_bytes=64 << 10)
+    )
     await engine.create_topic("safe", TopicConfig(partitions=2))
     on_loop = 0
     for _ in range(40):

@@ -34,8 +34,7 @@ def opened(disk: Disk, path: Path) -> AppendFile:
 
 def append(file: AppendFile, data: bytes) -> None:
     file.reserve(len(data))
-    file.ease_flush(len(data))
-    file.write(data)
+    file.write(data, is_flushed=True)
 
 
 def test_zeros_go_ahead_of_small_writes_and_never_over_them(path: Path) -> None:
@@ -55,7 +54,7 @@ def test_zeros_go_ahead_of_small_writes_and_never_over_them(path: Path) -> None:
     assert ends[-1] >= len(written)
 
 
-def test_a_large_write_is_not_eased_and_a_small_one_behind_it_is(path: Path) -> None:
+def test_a_large_write_is_not_eased_and_a_small_one_after_it_is(path: Path) -> None:
     disk = ZeroCounter()
     file = opened(disk, path)
     append(file, b"x" * (EASED_WRITE_BYTES_MAX + 1))

@@ -104,7 +104,7 @@ async def test_a_failed_flush_of_the_journal_fails_every_partition_in_it_and_kee
 async def test_a_segment_that_cannot_be_flushed_at_a_checkpoint_keeps_its_journal(
     open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path, tmp_path: Path
 ) -> None:
-    engine = await open_engine(disk=faults, options=EngineOptions(journal_bytes=1))
+    engine = await open_engine(disk=faults, options=EngineOptions.model_construct(journal_bytes=1))
     await two_topics(engine)
     faults.fail("flush", ".log", errno.EIO)
     await append_both(engine, b"x")  # acknowledged by the journal; the checkpoint that follows fails
@@ -207,7 +207,7 @@ async def test_an_atomic_append_written_in_part_is_seen_by_nobody_until_a_restar
 async def test_short_writes_are_completed(
     open_engine: OpenEngine, disk: CountingDisk, data_dir: Path, tmp_path: Path
 ) -> None:
-    engine = await open_engine(disk=disk, options=EngineOptions(journal_bytes=3000))
+    engine = await open_engine(disk=disk, options=EngineOptions.model_construct(journal_bytes=3000))
     disk.short_writes()
     await two_topics(engine)
     for number in range(20):

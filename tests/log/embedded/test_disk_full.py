@@ -1,4 +1,4 @@
-"""What happens when the disk is full: what is refused leaves no trace, and when space returns, everything goes on."""
+"""What happens when the disk is full: what is refused leaves no trace, and when space returns, everything continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.log.embedded.storage import CountingDisk, crash_image, everything, se
 from tests.log.records import append, read_values, start_atomic_append
 
 
-async def test_a_full_disk_refuses_leaves_no_trace_and_goes_on_when_space_returns(
+async def test_a_full_disk_refuses_leaves_no_trace_and_continues_when_space_returns(
     open_engine: OpenEngine, disk: CountingDisk, data_dir: Path, tmp_path: Path
 ) -> None:
     engine = await open_engine(disk=disk, options=EngineOptions(reserve_bytes=0))
@@ -166,7 +166,9 @@ async def test_a_journal_that_has_no_room_is_done_without(
 async def test_an_index_that_cannot_be_saved_costs_nothing_but_time(
     open_engine: OpenEngine, faults: SuffixFaults, data_dir: Path, tmp_path: Path
 ) -> None:
-    engine = await open_engine(disk=faults, options=EngineOptions(checkpoint_bytes=100, journal_bytes=1))
+    engine = await open_engine(
+        disk=faults, options=EngineOptions.model_construct(checkpoint_bytes=100, journal_bytes=1)
+    )
     await two_topics(engine)
     faults.fail("write", ".tmp", errno.ENOSPC, times=1000)
     for number in range(10):
@@ -291,7 +293,9 @@ async def fill_up(engine: EmbeddedEngine, topic: str) -> int:
         appends += 1
 
 
-async def test_internal_topics_go_on_by_the_space_that_was_held_back(open_engine: OpenEngine, data_dir: Path) -> None:
+async def test_internal_topics_continue_by_the_space_that_was_held_back(
+    open_engine: OpenEngine, data_dir: Path
+) -> None:
     disk = SmallDisk(data_dir, room_bytes=20 << 20)
     engine = await open_engine(disk=disk, options=EngineOptions(reserve_bytes=2 << 20))
     await engine.create_topic("orders", TopicConfig())
@@ -352,7 +356,7 @@ def test_space_is_reserved_ahead_and_given_back(tmp_path: Path) -> None:
 
 async def test_nothing_stays_open_after_closing(open_engine: OpenEngine, data_dir: Path) -> None:
     for _ in range(3):
-        engine = await open_engine(options=EngineOptions(tail_bytes_max=0, journal_bytes=1000))
+        engine = await open_engine(options=EngineOptions.model_construct(tail_bytes_max=0, journal_bytes=1000))
         if not engine.topics():
             await engine.create_topic("orders", TopicConfig(segment_bytes=500, partitions=3))
         for number in range(10):

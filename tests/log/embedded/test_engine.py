@@ -56,7 +56,7 @@ async def test_housekeeping_runs_by_itself_and_survives_a_pass_that_fails(
     disk, background = FailsTwice(), Background()
     with capture_logs() as lines:
         engine = await open_engine(
-            disk=disk, options=EngineOptions(maintenance_interval_s=0.001), background=background
+            disk=disk, options=EngineOptions.model_construct(maintenance_interval_s=0.001), background=background
         )
         await engine.create_topic("orders", TopicConfig(segment_ms=1000, retention_ms=2000))
         partition = engine.partition("orders", 0)
@@ -103,7 +103,7 @@ async def test_an_error_in_one_partition_keeps_no_other_from_its_turn(
 
 
 async def test_a_stop_does_not_wait_for_a_pass_over_all_partitions(open_engine: OpenEngine) -> None:
-    engine = await open_engine(options=EngineOptions(maintenance_interval_s=0.001))
+    engine = await open_engine(options=EngineOptions.model_construct(maintenance_interval_s=0.001))
     await engine.create_topic("orders", TopicConfig())
     async with partition_of(engine).replacing:  # a pass waits here for as long as this is held
         while not partition_of(engine).replacing._waiters:
@@ -114,7 +114,7 @@ async def test_a_stop_does_not_wait_for_a_pass_over_all_partitions(open_engine: 
 async def test_a_topic_can_be_deleted_and_made_again_while_housekeeping_runs(
     open_engine: OpenEngine, clock: ManualClock
 ) -> None:
-    engine = await open_engine(options=EngineOptions(maintenance_interval_s=0.001))
+    engine = await open_engine(options=EngineOptions.model_construct(maintenance_interval_s=0.001))
     for number in range(20):
         await engine.create_topic("orders", TopicConfig(segment_ms=1, segment_bytes=300))
         partition = partition_of(engine)

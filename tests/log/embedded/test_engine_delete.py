@@ -55,7 +55,7 @@ async def rewriting(engine: EmbeddedEngine, disk: HeldDraft) -> asyncio.Task[Non
 
 async def test_topics_are_created_and_deleted_while_another_is_rewritten(open_engine: OpenEngine) -> None:
     disk = HeldDraft()
-    engine = await open_engine(disk=disk, options=EngineOptions(block_bytes_target=2000))
+    engine = await open_engine(disk=disk, options=EngineOptions.model_construct(block_bytes_target=2000))
     await engine.create_topic("other", TopicConfig())
     task = await rewriting(engine, disk)
     await engine.delete_topic("other")
@@ -69,7 +69,7 @@ async def test_topics_are_created_and_deleted_while_another_is_rewritten(open_en
 
 async def test_a_rewrite_of_a_topic_that_is_deleted_ends_early(open_engine: OpenEngine, data_dir: Path) -> None:
     disk = HeldDraft()
-    engine = await open_engine(disk=disk, options=EngineOptions(block_bytes_target=1))
+    engine = await open_engine(disk=disk, options=EngineOptions.model_construct(block_bytes_target=1))
     task = await rewriting(engine, disk)
     drafts = list(data_dir.rglob("*.cleaned"))
     assert len(drafts) == 1
@@ -203,7 +203,7 @@ async def test_files_that_cannot_be_removed_keep_no_topic_from_being_deleted(
     assert list((data_dir / "topics").iterdir()) == [], "the next start does it"
 
 
-async def test_a_delete_goes_on_when_nobody_waits_for_it_any_more(open_engine: OpenEngine) -> None:
+async def test_a_delete_continues_when_nobody_waits_for_it_any_more(open_engine: OpenEngine) -> None:
     engine = await open_engine()
     await engine.create_topic("orders", TopicConfig())
     waiting = start_append(engine.partition("orders", 0), Batch([b"x"]))
@@ -242,9 +242,9 @@ async def test_an_engine_that_closes_waits_for_a_delete_and_takes_no_more(open_e
 async def test_a_topic_that_refuses_appends_because_it_is_deleted_is_gone_from_the_list(
     open_engine: OpenEngine,
 ) -> None:
-    """Whoever is told that a topic is gone and looks again must not find it."""
+    """A watcher that hears that a topic is gone and looks again must not find it."""
     disk = HeldDraft()
-    engine = await open_engine(disk=disk, options=EngineOptions(block_bytes_target=1))
+    engine = await open_engine(disk=disk, options=EngineOptions.model_construct(block_bytes_target=1))
     task = await rewriting(engine, disk)
     partition = engine.partition("big", 0)
     deleting = asyncio.create_task(engine.delete_topic("big"))  # waits until the rewrite has noticed

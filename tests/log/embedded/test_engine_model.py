@@ -30,7 +30,7 @@ TOPICS = {
     "table": TopicConfig(cleanup="compact", segment_bytes=300),
 }
 PLACES = [(name, index) for name, config in TOPICS.items() for index in range(config.partitions)]
-OPTIONS = EngineOptions(
+OPTIONS = EngineOptions.model_construct(
     block_bytes_target=300,
     journal_bytes=1500,
     checkpoint_bytes=400,

@@ -41,7 +41,7 @@ def test_numbers_rise_even_if_the_clock_goes_back() -> None:
 
 
 def test_the_same_epochs_are_never_continued_with_the_same_number() -> None:
-    """As when one backup is restored many times, at times that a clock tells apart."""
+    """As when one backup is restored many times, at times that a clock distinguishes."""
     before = Epochs().begun([10], START_MS)
     numbers = [before.begun([10], START_MS + elapsed_ms).current for elapsed_ms in range(1, 100)]
     assert sorted(set(numbers)) == numbers

@@ -76,7 +76,7 @@ def test_an_index_survives_being_saved(tmp_path: Path) -> None:
     assert again.blocks == len(placed)
 
 
-def test_an_index_made_anew_from_the_log_is_the_one_that_was_kept(tmp_path: Path) -> None:
+def test_an_index_made_again_from_the_log_is_the_one_that_was_kept(tmp_path: Path) -> None:
     segment, _ = written(tmp_path)
     kept = segment.index.encode()
     segment.index = SegmentIndex(BASE)
@@ -84,7 +84,7 @@ def test_an_index_made_anew_from_the_log_is_the_one_that_was_kept(tmp_path: Path
     assert segment.index.encode() == kept
 
 
-def test_entries_are_taken_from_the_file_when_they_are_wanted_and_made_anew_when_it_is_gone(tmp_path: Path) -> None:
+def test_entries_are_taken_from_the_file_when_they_are_wanted_and_made_again_when_it_is_gone(tmp_path: Path) -> None:
     segment, placed = written(tmp_path)
     for present in (True, False):
         segment.save_index(segment.index.encode(), sync=False)
@@ -109,7 +109,7 @@ def test_an_index_with_any_bit_flipped_is_not_taken(tmp_path: Path) -> None:
         assert loaded(bytes(flipped)) is None
 
 
-def test_an_index_cut_anywhere_or_with_more_behind_it_is_not_taken(tmp_path: Path) -> None:
+def test_an_index_cut_anywhere_or_with_more_after_it_is_not_taken(tmp_path: Path) -> None:
     segment, _ = written(tmp_path, blocks=20)
     encoded = segment.index.encode()
     for size in range(len(encoded)):

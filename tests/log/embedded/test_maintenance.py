@@ -181,7 +181,7 @@ async def test_without_bounds_everything_stays(open_engine: OpenEngine, clock: M
     assert len(await read_all(engine.partition("orders", 0))) == 20
 
 
-async def test_a_reader_goes_on_over_segments_that_are_dropped_under_it(open_engine: OpenEngine) -> None:
+async def test_a_reader_continues_over_segments_that_are_dropped_under_it(open_engine: OpenEngine) -> None:
     engine = await open_engine(options=FROM_DISK)
     await fill(engine, TopicConfig(segment_bytes=1000))
     partition = partition_of(engine)

@@ -97,7 +97,7 @@ async def test_that_records_expire_is_known_after_a_restart(
     assert await offsets_of(engine) == [1]
 
 
-async def test_segments_in_which_nothing_expires_are_not_looked_at(open_engine: OpenEngine, clock: ManualClock) -> None:
+async def test_segments_in_which_nothing_expires_are_not_checked(open_engine: OpenEngine, clock: ManualClock) -> None:
     engine = await open_engine(options=FROM_DISK)
     await engine.create_topic("orders", CONFIG)
     partition = partition_of(engine)

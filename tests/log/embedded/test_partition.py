@@ -49,7 +49,7 @@ async def test_a_log_read_a_few_records_at_a_time_is_read_from_disk_once(open_en
     assert disk.read_bytes < 3 * size_bytes
 
 
-async def test_what_was_read_from_disk_goes_on_with_what_was_not(open_engine: OpenEngine) -> None:
+async def test_what_was_read_from_disk_continues_with_what_was_not(open_engine: OpenEngine) -> None:
     engine = await open_engine()
     await engine.create_topic("orders", TopicConfig())
     for number in range(6):

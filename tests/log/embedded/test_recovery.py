@@ -439,7 +439,9 @@ async def test_after_a_clean_stop_nothing_is_scanned_and_after_a_crash_only_the_
 
     async def opened(path: Path) -> tuple[EmbeddedEngine, ReadingDisk]:
         disk = ReadingDisk()
-        engine = EmbeddedEngine(path, clock=clock, disk=disk, options=EngineOptions(checkpoint_bytes=100_000))
+        engine = EmbeddedEngine(
+            path, clock=clock, disk=disk, options=EngineOptions.model_construct(checkpoint_bytes=100_000)
+        )
         await engine.start()
         return engine, disk
 

@@ -17,7 +17,7 @@ from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import UnflushedDisk, crash_image, partition_of, segment_files
 from tests.log.records import append, read_from, read_values
 
-SMALL_BLOCKS = EngineOptions(block_bytes_target=2000, reserve_bytes=0)
+SMALL_BLOCKS = EngineOptions.model_construct(block_bytes_target=2000, reserve_bytes=0)
 RECORDS_PER_COMMIT = 8
 BLOCKS_PER_COMMIT = 4
 

@@ -37,7 +37,7 @@ async def test_what_a_restart_shows_after_a_failed_flush_survives_a_power_cut(
 ) -> None:
     data_dir.mkdir()
     disk = PowerCutDisk(data_dir, None)
-    options = EngineOptions(block_bytes_target=4000)
+    options = EngineOptions.model_construct(block_bytes_target=4000)
     engine = await open_engine(disk=disk, options=options)
     await engine.create_topic("orders", TopicConfig(partitions=2))
     await append(engine.partition("orders", 0), [b"acknowledged"])

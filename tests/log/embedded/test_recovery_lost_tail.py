@@ -55,7 +55,7 @@ def overwrite_with_zeros(path: Path) -> None:
 
 
 async def filled(engine: EmbeddedEngine, segments: int, durability: str = "fsync") -> None:
-    """Fill so many segments of topic `orders`; the last holds several blocks."""
+    """Fill this many segments of topic `orders`; the last holds several blocks."""
     config = TopicConfig(segment_bytes=1200, durability=Durability.parse(durability))
     await engine.create_topic("orders", config)
     partition = partition_of(engine)
@@ -159,7 +159,7 @@ async def test_a_flip_in_the_only_commit_that_was_synced_is_not_cut_as_a_torn_ta
 
 async def test_a_rewritten_segment_that_was_cut_at_a_block_is_refused(open_engine: OpenEngine, data_dir: Path) -> None:
     """Its name says where it ends, so that no gap shows."""
-    engine = await open_engine(options=EngineOptions(block_bytes_target=100))
+    engine = await open_engine(options=EngineOptions.model_construct(block_bytes_target=100))
     await filled(engine, 2)
     await engine.maintain()
     await engine.close()

@@ -10,11 +10,11 @@ import pytest
 
 from penstock.errors import MissingSegment, NotWritten
 from penstock.log.api import TopicConfig
-from penstock.log.block import BEGINS, ENDS, encode_block
+from penstock.log.block import BEGINS, ENDS, encode_block, seal_at
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.index import SegmentIndex
-from penstock.log.embedded.rewrite import Rewriter
+from penstock.log.embedded.rewrite import LatestOffsets, Rewriter
 from penstock.log.embedded.segment import Segment, log_path
 from penstock.log.embedded.verify import verify
 from penstock.testing.clock import START_MS, ManualClock
@@ -97,7 +97,7 @@ async def test_reading_from_a_gap_begins_at_the_next_record(open_engine: OpenEng
         assert await partition.timestamp_of(offset) == expected[0].timestamp_ms
 
 
-async def test_reading_from_a_gap_is_the_same_from_what_was_lately_read(open_engine: OpenEngine) -> None:
+async def test_reading_from_a_gap_is_the_same_from_what_was_recently_read(open_engine: OpenEngine) -> None:
     engine = await open_engine(options=OPTIONS)
     for number in range(10):
         await change(engine, (f"once{number}", "x" * 200), ("often", "x"), ("often", "y"))
@@ -130,7 +130,9 @@ async def test_a_deletion_is_kept_until_every_reader_can_have_seen_it(
 
 async def test_a_deletion_goes_only_with_what_it_deletes(open_engine: OpenEngine, clock: ManualClock) -> None:
     """Whatever a crash or a bound on memory cuts short, a deleted key never comes back."""
-    engine = await open_engine(options=EngineOptions(tail_bytes_max=0, tombstone_ms=0, compact_keys_max=3))
+    engine = await open_engine(
+        options=EngineOptions.model_construct(tail_bytes_max=0, tombstone_ms=0, compact_keys_max=3)
+    )
     await change(engine, ("doomed", "1"))
     await churn(engine, rounds=3)
     await change(engine, ("doomed", None))
@@ -164,6 +166,46 @@ async def test_long_keys_are_told_apart(open_engine: OpenEngine) -> None:
     assert len(before) == 5
 
 
+async def test_short_keys_that_differ_in_their_last_zeros_only_are_told_apart(open_engine: OpenEngine) -> None:
+    engine = await open_engine(options=OPTIONS)
+    keys = ["k" * size + "\0" * zeros for size in (0, 1, 14) for zeros in range(3)]
+    for number in range(10):
+        await change(engine, *((key, str(number)) for key in keys))
+    before = latest(await table(engine))
+    await engine.maintain()
+    assert latest(await table(engine)) == before
+    assert len(before) == len(keys)
+
+
+@pytest.mark.parametrize("merged_min", [0, 3, 1000])
+def test_the_latest_offset_of_each_key_is_kept_whatever_is_merged_when(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged_min: int
+) -> None:
+    monkeypatch.setattr("penstock.log.embedded.rewrite._MERGED_MIN", merged_min)
+    chance = random.Random(1)
+    keys = [None if chance.random() < 0.1 else b"%d" % chance.randrange(40) for _ in range(400)]
+    last = {key: offset for offset, key in enumerate(keys)}
+    found = LatestOffsets(keys_max=41)
+    kept: list[bool] = []
+    for first in range(0, len(keys), 50):
+        assert found.add(_segment(tmp_path, first, keys[first : first + 50]))
+    keep = found.keeps(0, START_MS)
+    for first in range(0, len(keys), 7):
+        part = keys[first : first + 7]
+        nothing = [0] * len(part)
+        kept += keep(part, range(first, first + len(part)), [b""] * len(part), nothing, nothing)
+    assert kept == [key is None or last[key] == offset for offset, key in enumerate(keys)]
+    assert keep([b"not added"], [0], [b""], [0], [0]) == [True]
+    assert not found.add(_segment(tmp_path, 400, [b"one more"])), "there are as many keys as are allowed"
+
+
+def _segment(directory: Path, base_offset: int, keys: list[bytes | None]) -> Segment:
+    path = log_path(directory, base_offset)
+    seal = seal_at(SALTS.of(path.stem), 0)
+    path.write_bytes(encode_block(base_offset, 0, [b"value"] * len(keys), keys, seal=seal, commit=BEGINS | ENDS))
+    return Segment(Disk(), path, base_offset, SegmentIndex(base_offset), path.stat().st_size, SALTS)
+
+
 async def test_compaction_waits_until_there_is_enough_to_gain(open_engine: OpenEngine, data_dir: Path) -> None:
     engine = await open_engine(options=OPTIONS)
     await churn(engine, keys=30, rounds=4)
@@ -181,7 +223,7 @@ async def test_compaction_waits_until_there_is_enough_to_gain(open_engine: OpenE
 
 
 @pytest.mark.parametrize("indexes", [True, False], ids=["with its indexes", "with its indexes lost"])
-async def test_offsets_go_on_after_the_last_ones_were_removed(
+async def test_offsets_continue_after_the_last_ones_were_removed(
     open_engine: OpenEngine, clock: ManualClock, data_dir: Path, indexes: bool
 ) -> None:
     engine = await open_engine(options=EngineOptions(tail_bytes_max=0, tombstone_ms=0))
@@ -439,7 +481,7 @@ async def test_a_power_cut_at_any_point_of_a_rewrite_loses_nothing(
         await recovered.close()
 
 
-async def test_a_reader_goes_on_over_segments_that_are_rewritten_under_it(open_engine: OpenEngine) -> None:
+async def test_a_reader_continues_over_segments_that_are_rewritten_under_it(open_engine: OpenEngine) -> None:
     engine = await open_engine(options=OPTIONS)
     await churn(engine)
     partition = partition_of(engine, "table")
@@ -458,7 +500,7 @@ async def test_a_reader_goes_on_over_segments_that_are_rewritten_under_it(open_e
 async def test_a_topic_of_keys_only_is_compacted_to_blocks_of_the_usual_size(
     open_engine: OpenEngine, clock: ManualClock
 ) -> None:
-    options = EngineOptions(block_bytes_target=4000, tail_bytes_max=0)
+    options = EngineOptions.model_construct(block_bytes_target=4000, tail_bytes_max=0)
     engine = await open_engine(options=options)
     await engine.create_topic("set", TopicConfig(cleanup="compact", segment_bytes=40_000))
     partition = partition_of(engine, "set")
@@ -481,7 +523,7 @@ async def test_a_topic_of_keys_only_is_compacted_to_blocks_of_the_usual_size(
 
 
 async def test_small_blocks_are_merged_up_to_the_usual_size(open_engine: OpenEngine) -> None:
-    options = EngineOptions(block_bytes_target=4000, tail_bytes_max=0)
+    options = EngineOptions.model_construct(block_bytes_target=4000, tail_bytes_max=0)
     engine = await open_engine(options=options)
     await engine.create_topic("orders", TopicConfig(segment_bytes=20_000))
     partition = partition_of(engine)

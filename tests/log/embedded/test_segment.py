@@ -213,10 +213,10 @@ def test_rolling_syncs_seals_and_names_before_anything_is_written_to_the_next(tm
 
     disk = Steps()
     segment = Segment(disk, log_path(tmp_path, 0), 0, SegmentIndex(0), 0, SALTS)
-    writer = SegmentWriter(disk, segment, create=True, created_ms=0, last_timestamp_ms=0)
+    writer = SegmentWriter(disk, segment, create=True, created_ms=0)
     data = encode_block(0, 50, [b"x"])
     writer.file.reserve(len(data))
-    writer.add_to_index([Block(data)], writer.file.write(data))
+    segment.index.add(Block(data), writer.file.write(data))
     steps.clear()
     following = writer.roll(99)
     first, second = "00000000000000000000", "00000000000000000001"
@@ -230,11 +230,11 @@ def test_rolling_syncs_seals_and_names_before_anything_is_written_to_the_next(tm
     ]
     assert segment.index.sealed
     assert segment.path.stat().st_size == len(data)
-    assert (following.next_offset, following.last_timestamp_ms, following.created_ms) == (1, 50, 99)
+    assert (following.next_offset, following.segment.index.last_timestamp_ms, following.created_ms) == (1, 50, 99)
     following.file.close()
 
 
-def test_planning_reads_a_saved_index_in_passing_and_makes_a_damaged_one_anew(tmp_path: Path) -> None:
+def test_planning_reads_a_saved_index_in_passing_and_makes_a_damaged_one_again(tmp_path: Path) -> None:
     blocks = blocks_of([STEP_BYTES] * 6)
     whole = segment_of(tmp_path, *blocks)
     whole.rebuild_index(whole.end)

@@ -27,7 +27,7 @@ from tests.log.storage import fill, make_partition
 
 SMALL = TopicConfig(segment_bytes=400)
 COMPACTED = TopicConfig(segment_bytes=400, cleanup="compact")
-EAGER = EngineOptions(compact_dirty_ratio=0.0)
+EAGER = EngineOptions.model_construct(compact_dirty_ratio=0.0)
 
 
 async def held(open_engine: OpenEngine, snapshot: Snapshot, tmp_path: Path) -> dict[tuple[str, int], list[Record]]:

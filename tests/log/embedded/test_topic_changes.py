@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import MissingSegment, NoSpace, NotWritten, OutcomeUnknown
-from penstock.log.api import Durability, TopicConfig
+from penstock.errors import MissingSegment, NoSpace, NotWritten, OutcomeUnknown, PenstockError
+from penstock.log.api import Appended, Batch, Durability, TopicConfig
 from penstock.log.embedded import EngineOptions
 from penstock.log.embedded.restore import restore
 from penstock.log.embedded.topicfiles import decode_topic
@@ -48,9 +50,34 @@ class FailingDisk(CountingDisk):
         super().sync_directory(path)
 
 
+class WaitingDisk(CountingDisk):
+    """Replaces a topic's metadata only once the test allows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed_when = threading.Event()
+        self.changed_when.set()
+
+    def rename(self, old: Path, new: Path) -> None:
+        if new.name == "topic.json":
+            assert self.changed_when.wait(10)
+        super().rename(old, new)
+
+
 @pytest.fixture
 def failing() -> FailingDisk:
     return FailingDisk()
+
+
+@pytest.fixture
+def waiting() -> WaitingDisk:
+    return WaitingDisk()
+
+
+async def turns() -> None:
+    """Let what is to be done on the loop be done, up to where it waits for a thread."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 # -- settings ------------------------------------------------------------------------------------------------------------
@@ -67,6 +94,29 @@ async def test_a_topic_that_begins_to_wait_for_flushes_is_flushed_first(
     assert disk.flushes["log"] == 1
     await append(engine.partition("orders", 0), [b"flushed"])
     assert disk.flushes["log"] == 2
+
+
+async def test_a_commit_behind_the_change_to_fsync_is_flushed_before_it_is_answered(
+    open_engine: OpenEngine, waiting: WaitingDisk
+) -> None:
+    engine = await open_engine(disk=waiting)
+    await engine.create_topic("orders", TopicConfig(durability=Durability("none")))
+    partition = engine.partition("orders", 0)
+    busy, waiting.changed_when = threading.Event(), threading.Event()
+    flushes: list[int] = []
+
+    def answered(_: Appended | PenstockError) -> None:
+        flushes.append(waiting.flushes["log"])
+        waiting.changed_when.set()
+
+    held = asyncio.create_task(engine._committer.run(lambda: busy.wait(10)))
+    altering = asyncio.create_task(engine.alter_topic("orders", TopicConfig()))
+    await turns()
+    partition.append(Batch([b"behind the change"]), answered)
+    await turns()
+    busy.set()
+    await asyncio.gather(held, altering)
+    assert flushes == [1]
 
 
 async def test_a_topic_that_no_longer_waits_for_flushes_is_not_flushed(
@@ -234,7 +284,7 @@ async def test_a_topic_truncated_to_its_end_takes_no_space(open_engine: OpenEngi
 async def test_a_truncation_in_the_middle_of_a_segment_outlives_rewrites(
     open_engine: OpenEngine, clock: ManualClock
 ) -> None:
-    engine = await open_engine(options=EngineOptions(block_bytes_target=4000))
+    engine = await open_engine(options=EngineOptions.model_construct(block_bytes_target=4000))
     await engine.create_topic("orders", TopicConfig(segment_bytes=3000))
     partition = engine.partition("orders", 0)
     for number in range(20):

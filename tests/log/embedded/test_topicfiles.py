@@ -110,6 +110,7 @@ async def test_another_format_is_refused_by_its_number_and_left_as_it_is(
 ) -> None:
     topics = TopicFiles(Disk(), data_dir / "topics")
     (data_dir / "topics").mkdir(parents=True)
+    (data_dir / "LOCK").touch()
     topics.create(TOPIC)
     (data_dir / "topics" / "old.1.deleted").mkdir()
     directory = topics.directory(INFO)

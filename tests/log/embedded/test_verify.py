@@ -124,13 +124,18 @@ def test_damage_in_a_segment_is_named_with_its_position_and_its_offsets(clean: P
     assert "offsets 2 to 2 cannot be read" in found.text
 
 
-async def test_a_damaged_journal_is_named_with_its_position(open_engine: OpenEngine, tmp_path: Path) -> None:
+async def journaled(open_engine: OpenEngine, tmp_path: Path) -> Path:
+    """An image of a crash after three appends to two partitions each, all in the journal."""
     engine = await open_engine()
     await engine.create_topic("pairs", TopicConfig(partitions=2))
     parts = [engine.partition("pairs", index) for index in (0, 1)]
     for number in range(3):
         await start_atomic_append(engine, [BatchFor(part, Batch([b"%d" % number])) for part in parts])
-    image = crash_image(tmp_path / "data", tmp_path / "image")
+    return crash_image(tmp_path / "data", tmp_path / "image")
+
+
+async def test_a_damaged_journal_is_named_with_its_position(open_engine: OpenEngine, tmp_path: Path) -> None:
+    image = await journaled(open_engine, tmp_path)
     [journal] = (image / "journal").iterdir()
     assert verify(image).damage == 0
     flip(journal, FIRST_RECORD_AT + 40)
@@ -176,12 +181,7 @@ async def test_a_journal_that_lost_a_sector_at_its_start_is_judged_alike_by_a_ch
 
 
 async def test_what_the_journal_will_put_back_is_not_missing(open_engine: OpenEngine, tmp_path: Path) -> None:
-    engine = await open_engine()
-    await engine.create_topic("pairs", TopicConfig(partitions=2))
-    parts = [engine.partition("pairs", index) for index in (0, 1)]
-    for number in range(3):
-        await start_atomic_append(engine, [BatchFor(part, Batch([b"%d" % number])) for part in parts])
-    image = crash_image(tmp_path / "data", tmp_path / "image")
+    image = await journaled(open_engine, tmp_path)
     # A power cut: the segments are not synced, so what they hold is not there.
     for index in (0, 1):
         [path] = segment_files(image, "pairs", index)
@@ -211,7 +211,7 @@ async def test_a_torn_tail_is_noted_where_the_next_start_cuts_it(open_engine: Op
 async def test_a_commit_of_several_blocks_that_is_torn_does_not_count_in_part(
     open_engine: OpenEngine, tmp_path: Path
 ) -> None:
-    engine = await open_engine(options=EngineOptions(block_bytes_target=200))
+    engine = await open_engine(options=EngineOptions.model_construct(block_bytes_target=200))
     partition = await make_partition(engine)
     await append(partition, [b"whole"])
     begins = partition_of(engine).writer.file.end

@@ -88,7 +88,7 @@ def test_a_commit_that_begins_before_the_last_one_has_ended_is_damage(tmp_path: 
     assert "before the one at byte 0 has ended" in found
 
 
-def test_time_goes_on_from_the_segment_before(tmp_path: Path) -> None:
+def test_time_continues_from_the_segment_before(tmp_path: Path) -> None:
     [(_, _, position, found)], _ = check(tmp_path, [encode_block(0, 5, [b"a"], commit=WHOLE)], Where(0, 6))
     assert (position, found) == (0, "time goes back, from 6 to 5")
 
@@ -230,7 +230,7 @@ def test_an_entry_of_an_index_that_points_elsewhere_is_damage(tmp_path: Path) ->
 
 
 def test_an_index_of_a_part_of_the_segment_is_out_of_date_and_only_noted(tmp_path: Path) -> None:
-    """A roll that failed after the index was saved, and the segment went on."""
+    """A roll that failed after the index was saved, and the segment continued."""
     blocks = [encode_block(0, 5, [b"a"], commit=WHOLE), encode_block(1, 5, [b"b"], commit=WHOLE)]
     path = tmp_path / "00000000000000000000.log"
     path.write_bytes(sealed(blocks, SALTS.of(path.stem)))

@@ -25,7 +25,7 @@ FEW = EngineOptions(write_files_max=FILES_MAX)
 
 
 class NoDescriptors(Disk):
-    """Has room for so many files that are open for writing."""
+    """Has room for this many files that are open for writing."""
 
     def __init__(self, directory: Path, files_max: int) -> None:
         super().__init__()

@@ -157,7 +157,7 @@ async def maintain_as_far_as_it_goes(engine: EmbeddedEngine) -> None:
 
 
 class ToldOnce(PowerCutDisk):
-    """Fails the checkpoint's flush of one segment, and lets others go on before the checkpoint hears of it. As on Linux, who opens the
+    """Fails the checkpoint's flush of one segment, and lets others continue before the checkpoint hears of it. As on Linux, who opens the
     file after that is not told."""
 
     def __init__(self, root: Path) -> None:
@@ -235,7 +235,7 @@ async def test_a_commit_to_more_partitions_than_files_may_be_open_closes_none_th
     released = AppendFile.release
 
     def noted(file: AppendFile) -> None:
-        if file.is_open and disk._file(file.fd).dirty:
+        if file.fd >= 0 and disk._file(file.fd).dirty:
             closed_unsynced.append(file.path)
         released(file)
 
@@ -245,7 +245,7 @@ async def test_a_commit_to_more_partitions_than_files_may_be_open_closes_none_th
 
 
 class LeftForOthers(Disk):
-    """Has descriptors for so many more openings of segments that exist, as if connections took those that are closed."""
+    """Has descriptors for this many more openings of segments that exist, as if connections took those that are closed."""
 
     left: int | None = None
 

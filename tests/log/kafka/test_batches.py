@@ -156,7 +156,7 @@ def test_a_time_of_expiry_that_is_no_number_of_ours_is_a_header_of_the_user() ->
     assert not any(block.expiries() or ())
 
 
-def test_a_record_that_has_no_place_in_a_block_is_damage_with_the_offset_behind_it() -> None:
+def test_a_record_that_has_no_place_in_a_block_is_damage_with_the_offset_after_it() -> None:
     with pytest.raises(CorruptBlock, match="at offset 0 cannot be stored") as raised:
         only(foreign(("n" * 70_000, b""))).block()
     assert raised.value.next_offset == 1

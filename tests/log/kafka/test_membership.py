@@ -15,7 +15,7 @@ from penstock.log.kafka.membership import Membership
 
 
 class Group:
-    """Kafka's side of a group with one other member, which shares out: the lead goes to whom `leader` names."""
+    """Kafka's side of a group with one other member, which assigns: `leader` names the one that leads."""
 
     def __init__(self) -> None:
         self.leader = "other"
@@ -79,7 +79,7 @@ async def test_a_node_that_is_late_joins_again(code: Code) -> None:
     assert not node.leads
 
 
-async def test_a_node_that_kafka_has_forgotten_joins_anew() -> None:
+async def test_a_node_that_kafka_has_forgotten_joins_again() -> None:
     group = Group()
     await membership(group, [KafkaFault(Code.UNKNOWN_MEMBER_ID), None, None])
     assert group.requests[-3:] == ["heartbeat", "join anew", "sync"]

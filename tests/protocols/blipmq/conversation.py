@@ -49,7 +49,7 @@ class Conversation:
         return await self.reply()
 
     async def answers(self, *data: bytes) -> list[Frame]:
-        """Everything that answers one read: what comes before the PONG of a PING behind it."""
+        """All replies to one read: what comes before the PONG of a PING sent after it."""
         self.say(*data, encode_ping(BARRIER))
         while True:
             for at, frame in enumerate(self._frames):

@@ -78,7 +78,7 @@ def test_a_frame_may_come_byte_by_byte() -> None:
     assert found == [Frame(FrameType.SUBSCRIBE, 3, b"\0\4demo\1"), PublishRun(0, "demo", [4], [b"hi"], 22)]
 
 
-def test_the_length_is_looked_at_as_soon_as_it_is_there() -> None:
+def test_the_length_is_checked_as_soon_as_it_is_there() -> None:
     decoder = Decoder()
     assert decoder.feed(b"\xff\xff\xff") == []
     with pytest.raises(ProtocolViolation, match="4294967295 is out of bounds"):

@@ -65,7 +65,7 @@ async def test_a_wrong_key_is_refused_and_the_next_may_be_right(stranger: Conver
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\7dev-key"])
-async def test_a_second_key_is_refused_before_it_is_looked_at(talk: Conversation, payload: bytes) -> None:
+async def test_a_second_key_is_refused_before_it_is_checked(talk: Conversation, payload: bytes) -> None:
     assert await talk.nack(encode_frame(AUTH, 5, payload)) == (5, 400, "already authenticated")
 
 
@@ -118,7 +118,7 @@ async def test_publishes_before_the_key_are_refused_one_by_one(stranger: Convers
         (POLL, bytes(8), "subscription_id must be non-zero"),
     ],
 )
-async def test_a_malformed_request_is_refused_and_the_conversation_goes_on(
+async def test_a_malformed_request_is_refused_and_the_conversation_continues(
     talk: Conversation, kind: int, payload: bytes, reason: str
 ) -> None:
     assert await talk.nack(encode_frame(kind, 77, payload)) == (77, 400, reason)
@@ -337,7 +337,7 @@ async def test_a_publish_of_qos_0_is_not_waited_for(talk: Conversation, disk: Fa
 
 
 @pytest.mark.embedded
-async def test_a_full_disk_is_said_and_publishing_goes_on_when_there_is_space(
+async def test_a_full_disk_is_said_and_publishing_continues_when_there_is_space(
     talk: Conversation, disk: FaultyDisk
 ) -> None:
     subscription = await talk.subscribe("t")
@@ -364,7 +364,7 @@ async def test_everything_held_is_released(talk: Conversation) -> None:
     assert talk.connection.held_bytes == 0
 
 
-async def test_nothing_is_dealt_with_while_the_peer_takes_no_answers(talk: Conversation) -> None:
+async def test_nothing_is_handled_while_the_peer_takes_no_replies(talk: Conversation) -> None:
     talk.connection.writable = False
     talk.say(encode_ping(5))
     assert talk.connection.held_bytes

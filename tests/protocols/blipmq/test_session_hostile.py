@@ -68,7 +68,7 @@ async def test_guesses_from_elsewhere_keep_nobody_waiting(blipmq: BlipMQ) -> Non
     await other.log_in("dev-key")
 
 
-async def test_a_key_made_by_the_broker_is_accepted_whoever_else_fails_at_its_address(
+async def test_a_key_made_by_the_broker_is_accepted_even_if_others_fail_at_its_address(
     blipmq: BlipMQ, broker: Broker
 ) -> None:
     key = await broker.api_keys.create(SYSTEM, "worker")
@@ -117,7 +117,7 @@ async def test_a_large_frame_is_not_collected_before_the_login(stranger: Convers
         stranger.say(head[12:])
 
 
-async def test_a_login_allows_large_frames_behind_it_in_the_same_read(stranger: Conversation) -> None:
+async def test_a_login_allows_large_frames_after_it_in_the_same_read(stranger: Conversation) -> None:
     large = encode_publish(7, 1, "t", bytes(1 << 19))
     assert await stranger.answers(encode_hello(1, 1), encode_auth(2, "dev-key"), large) == [
         Frame(FrameType.ACK, 1, bytes(8)),
@@ -155,7 +155,7 @@ async def test_only_the_publish_at_fault_is_refused_when_schemas_are_checked_in_
     assert talk.connection.held_bytes == 0
 
 
-async def test_an_exception_out_of_background_work_is_answered_and_the_conversation_goes_on(
+async def test_an_exception_out_of_background_work_is_answered_and_the_conversation_continues(
     talk: Conversation, blipmq: BlipMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> None:

@@ -133,7 +133,7 @@ async def on_disk(directory: Path, clock: ManualClock, count: int) -> AsyncItera
         yield broker, talk, subscription
 
 
-async def test_polls_go_on_with_what_must_be_read_from_disk(tmp_path: Path, clock: ManualClock) -> None:
+async def test_polls_continue_with_what_must_be_read_from_disk(tmp_path: Path, clock: ManualClock) -> None:
     async with on_disk(tmp_path / "d", clock, 20) as (_, talk, subscription):
         assert await values(talk, subscription, 30) == [b"%d" % n for n in range(20)]
         assert talk.connection.held_bytes == 0

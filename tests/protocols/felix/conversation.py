@@ -40,8 +40,7 @@ class MemoryStream(MemoryTransport):
 
     def send(self, data: bytes, *, end: bool = False) -> None:
         assert data
-        assert self.can_send
-        if self.was_reset is not None:
+        if not self.can_send or self.was_reset is not None:
             return
         assert not self.our_side_ended
         self.sent.append(data)
@@ -140,11 +139,11 @@ class Talk:
         return self.stream.our_side_ended
 
     def silent(self) -> bool:
-        """Whether nothing was said that nobody has looked at."""
+        """Whether everything received was consumed."""
         return not self._frames and not self.stream.sent
 
     def drain(self) -> None:
-        """The peer takes what there is."""
+        """The peer reads what was sent."""
         self.stream.unsent_bytes = 0
         self.session.resume()
 

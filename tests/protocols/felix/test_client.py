@@ -142,7 +142,7 @@ async def test_closing_waits_for_what_was_sent() -> None:
         assert len(list(own.connect().records("demo"))) == 1020
 
 
-async def test_a_broker_that_is_late_with_an_answer_is_connected_to_anew(
+async def test_a_broker_that_is_late_with_an_answer_is_connected_to_again(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncFelixClient(broker.felix_url) as client:

@@ -7,6 +7,7 @@ import tracemalloc
 
 import pytest
 
+from penstock.columns import UniformCells
 from penstock.errors import InvalidRequest, ProtocolViolation
 from penstock.protocols.felix.codec import binary
 from penstock.protocols.felix.codec.frames import (
@@ -278,6 +279,14 @@ def test_batches_of_one_size_come_apart_as_others_do(count: int, size_bytes: int
     for batch in (values, [*values, b"odd one out"], [b"odd one out", *values]):
         data = binary.join_payloads(batch)
         assert binary.split_payloads(b"head" + data[4:] + b"tail", 4, len(batch)) == batch
+
+
+def test_a_batch_of_one_size_stays_one_piece_and_is_laid_out_as_it_came() -> None:
+    values = [b"%04d" % row for row in range(100)]
+    data = binary.join_payloads(values)
+    column = binary.split_payloads(data, 4, len(values))
+    assert isinstance(column, UniformCells)
+    assert binary.join_payloads(column) == data
 
 
 def test_a_key_that_is_too_long_is_not_sent() -> None:

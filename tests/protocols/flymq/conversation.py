@@ -32,7 +32,7 @@ class Conversation:
         self.session.receive(b"".join(data))
 
     async def replies(self, count: int) -> list[Frame]:
-        """The next frames, as soon as there are so many."""
+        """The next frames, as soon as this many have arrived."""
         frames: list[Frame] = []
         while len(frames) < count:
             frame = self._next_frame()

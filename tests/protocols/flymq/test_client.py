@@ -170,7 +170,7 @@ async def test_a_commit_that_was_sent_and_cannot_be_sent_again_may_have_been_car
             await client.commit("t", "g", 0, 7)
 
 
-async def test_a_read_is_not_repeated_for_ever() -> None:
+async def test_a_read_is_not_repeated_forever() -> None:
     def hang_up(peer: Peer, opcode: int, payload: bytes) -> bytes | None:
         peer.transport.abort()
         return None

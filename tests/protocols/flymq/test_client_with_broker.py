@@ -162,7 +162,7 @@ async def test_a_follower_survives_a_restart_of_the_broker(
 # -- groups ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_goes_on_where_it_stopped(client: AsyncFlyMQClient) -> None:
+async def test_a_group_continues_where_it_stopped(client: AsyncFlyMQClient) -> None:
     await client.send_many("orders", numbered(0, 5))
     assert await values_of(client, "orders", group="g", limit=3) == numbered(0, 3)
     assert await client.committed("orders", "g", 0) == 3

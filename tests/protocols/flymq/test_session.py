@@ -389,7 +389,7 @@ async def test_a_run_that_is_not_allowed_is_checked_and_audited_once(
     await guarded.close()
 
 
-async def test_bad_requests_are_answered_and_the_conversation_goes_on(talk: Conversation, flymq: FlyMQ) -> None:
+async def test_bad_requests_are_answered_and_the_conversation_continues(talk: Conversation, flymq: FlyMQ) -> None:
     assert (await talk.ask(frame(0xEE))).error == "unknown opcode: 238"
     assert (await talk.ask(frame(Consume.opcode, b"\0"))).error.startswith("buffer too small: ")
     assert (await talk.ask(LIST_TOPICS)).opcode == 0x08
@@ -451,7 +451,7 @@ async def test_an_inflated_payload_counts_with_its_real_size(talk: Conversation)
     assert talk.connection.held_bytes == 0
 
 
-async def test_a_bomb_is_refused_and_the_conversation_goes_on(broker: Broker, clock: ManualClock, node: Node) -> None:
+async def test_a_bomb_is_refused_and_the_conversation_continues(broker: Broker, clock: ManualClock, node: Node) -> None:
     limits = CodecLimits(inflated_bytes_max=10_000)
     talk = Conversation(FlyMQ(broker, clock=clock, node=node, codec_limits=limits))
     reply = await talk.ask(compressed(encode_produce("orders", bytes(1_000_000))))

@@ -16,8 +16,7 @@ from penstock.broker.records.filters import RecordFilter
 from penstock.errors import LimitExceeded, ProtocolViolation
 from penstock.log.api import TopicConfig
 from penstock.protocols.flymq import session
-from penstock.protocols.flymq.codec import frames as codec
-from penstock.protocols.flymq.codec.frames import Call, Request
+from penstock.protocols.flymq.codec.frames import Request
 from penstock.protocols.flymq.codec.record_layouts import Rows, decode_fetched, encode_fetched, encode_produce
 from penstock.protocols.flymq.operations import operation
 from penstock.protocols.flymq.operations.access import AclSet, Auth, Whoami
@@ -31,7 +30,7 @@ from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, HEADER, MAGIC, PAYLOAD_BYTES_MAX, VERSION, frame
 from penstock.testing.clock import ManualClock
-from penstock.workers import Check
+from tests.protocols.endless import Endless
 from tests.protocols.flymq.conversation import Conversation
 
 EMPTY_MEMBER = gzip.compress(b"", mtime=0)
@@ -110,21 +109,12 @@ async def test_a_payload_of_too_many_members_is_refused_however_large_it_is(talk
 
 
 async def test_inflating_ends_with_its_connection(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, ended = threading.Event(), threading.Event()
-
-    def endless(call: Call, limits: codec.CodecLimits, check: Check) -> Request:
-        started.set()
-        try:
-            while True:
-                check()
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(session, "decode_undecoded", endless)
+    endless = Endless()
+    monkeypatch.setattr(session, "decode_undecoded", lambda call, limits, check: endless.run(check))
     talk.say(packed(ListTopics.opcode, EMPTY_MEMBER))
-    await asyncio.to_thread(started.wait)
+    await endless.started()
     talk.session.closed()
-    assert await asyncio.to_thread(ended.wait, 10)
+    assert await endless.ends()
     while talk.connection.held_bytes:
         await asyncio.sleep(0)
 
@@ -143,7 +133,7 @@ async def test_requests_decoded_elsewhere_keep_their_place_among_the_others(talk
     assert talk.connection.held_bytes == 0
 
 
-async def test_an_exception_out_of_decoding_is_answered_and_the_conversation_goes_on(
+async def test_an_exception_out_of_decoding_is_answered_and_the_conversation_continues(
     talk: Conversation, flymq: FlyMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> Request:
@@ -158,7 +148,7 @@ async def test_an_exception_out_of_decoding_is_answered_and_the_conversation_goe
     assert talk.connection.held_bytes == 0
 
 
-async def test_an_exception_out_of_background_work_is_answered_and_the_conversation_goes_on(
+async def test_an_exception_out_of_background_work_is_answered_and_the_conversation_continues(
     talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> None:

@@ -56,7 +56,7 @@ from penstock.protocols.flymq.operations.topics import (
 TEST = "00 04 74 65 73 74"
 G1 = "00 02 67 31"
 
-# Request frames, the message they mean, and what our own encoder makes (None where it writes another form).
+# Request frames, the message they mean, and what our own encoder makes (None if it writes another form).
 REQUESTS: list[tuple[str, str, Operation[Any], bytes | None]] = [
     ("list topics", "af 01 08 01 00 00 00 00", ListTopics(), encode_request(ListTopics())),
     (

@@ -127,7 +127,7 @@ class _Session(ABC):
                     await self._command(await self._byte())
         except EOFError:
             pass
-        except Exception as failure:  # noqa: BLE001 - looked at by whoever asks
+        except Exception as failure:  # noqa: BLE001 - raised to the caller
             self.failure = failure
         self.server_ended.set()
         for future in self._waiting.values():
@@ -216,7 +216,7 @@ class _Session(ABC):
         self._stream.send(b"\x0a")
         await asyncio.wait_for(self._goodbye.wait(), PATIENCE_S)
         self._stream.end()
-        # It waits for ever; a test would rather fail.
+        # It waits forever; a test would rather fail.
         await asyncio.wait_for(self.server_ended.wait(), PATIENCE_S)
         if self.failure is not None:
             raise self.failure
@@ -262,7 +262,7 @@ class _Reader(_Session):
         self._auto_commit = auto_commit
 
     async def connect(self, request: bytes) -> None:
-        """One read, of which nothing but the answer is looked at."""
+        """One read, of which only the reply is checked."""
         self._stream.send(request)
         chunk = (await asyncio.wait_for(self._stream.read(), PATIENCE_S))[:READ_BYTES]
         if not chunk:

@@ -138,7 +138,7 @@ class Side:
             self.session.receive(data[at : at + 1])
 
     async def hear(self, size: int) -> bytes:
-        """The next so many bytes."""
+        """The next bytes, this many."""
         await until(lambda: len(self.stream.sent) - self._taken >= size)
         data = self.stream.sent[self._taken : self._taken + size]
         self._taken += size

@@ -414,7 +414,7 @@ async def test_what_comes_for_a_fetch_that_was_cancelled_is_for_the_next(auto_co
 
 
 async def test_with_auto_commit_what_has_arrived_outlives_its_connection(broker: RunningBroker) -> None:
-    """The broker takes it for dealt with, so it would not come again."""
+    """The broker considers it processed, so it would not come again."""
     async with AsyncFujinClient(broker.fujin_url, options=PATIENT) as client:
         await client.send_many("orders", [b"%d" % number for number in range(300)])
         async with client.reader("orders", auto_commit=True) as reader:

@@ -144,7 +144,7 @@ def test_writes_with_headers_arrive_as_they_were_sent(
 
 
 @pytest.mark.parametrize("following", [3, 4, 5, 6, 10])
-def test_a_number_for_a_writer_id_is_told_by_the_command_behind_it(following: int) -> None:
+def test_a_number_for_a_writer_id_is_told_by_the_command_after_it(following: int) -> None:
     decoder = Decoder()
     assert decoder.feed(b"\1\0\0\0\7") == []
     assert decoder.announces_writer
@@ -286,13 +286,13 @@ def test_a_body_of_four_gigabytes_costs_nothing() -> None:
     assert len(decoder._kept) == 0
 
 
-def test_an_empty_topic_is_refused_and_the_conversation_goes_on() -> None:
+def test_an_empty_topic_is_refused_and_the_conversation_continues() -> None:
     _, refused, *rest = Decoder().feed(CONNECT_WRITER + write(1, b"", b"x") + write(2, b"a", b"y"))
     assert refused == RefusedWrite(u32(1), "writer topic len arg not provided", 13)
     assert flat(rest) == [("a", u32(2), b"y", ())]
 
 
-def test_a_topic_that_is_no_text_is_refused_and_the_conversation_goes_on() -> None:
+def test_a_topic_that_is_no_text_is_refused_and_the_conversation_continues() -> None:
     _, refused, *rest = Decoder().feed(CONNECT_WRITER + write(1, b"\xff", b"x") + write(2, b"a", b"y"))
     assert isinstance(refused, RefusedWrite)
     assert flat(rest) == [("a", u32(2), b"y", ())]
@@ -321,7 +321,7 @@ def test_headers_beyond_their_bounds_end_the_conversation(headers: bytes) -> Non
     assert isinstance(bad, BadCommand)
 
 
-def test_a_key_without_a_value_is_refused_and_the_conversation_goes_on() -> None:
+def test_a_key_without_a_value_is_refused_and_the_conversation_continues() -> None:
     decoder = Decoder(shared=SharedForm(WriteForm.TABLE))
     commands = decoder.feed(CONNECT_WRITER + write_table(1, b"a", b"x", b"k") + write_table(2, b"a", b"y"))
     assert isinstance(commands[1], RefusedWrite)
@@ -392,7 +392,7 @@ def is_undecided(decoder: Decoder) -> bool:
     return decoder.is_undecided
 
 
-def test_an_empty_first_body_without_the_field_is_known_by_the_silence_behind_it() -> None:
+def test_an_empty_first_body_without_the_field_is_known_by_the_silence_after_it() -> None:
     decoder = Decoder()
     assert decode(CONNECT_WRITER + write(9, b"pub", b""), decoder) == [ConnectWriter(None, 5)]
     assert is_undecided(decoder)

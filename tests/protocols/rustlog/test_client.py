@@ -55,7 +55,7 @@ def test_records_without_a_partition_take_turns(client: RustLogClient) -> None:
     assert [client.send("orders", b"x").partition for _ in range(4)] == [0, 1, 2, 0]
 
 
-def test_a_group_goes_on_where_it_was(client: RustLogClient, broker: RunningBroker) -> None:
+def test_a_group_continues_where_it_was(client: RustLogClient, broker: RunningBroker) -> None:
     client.create_topic("orders")
     client.send_many("orders", [b"1", b"2", b"3"])
     assert [record.value for record in client.records("orders", group="g", limit=2)] == [b"1", b"2"]
@@ -157,7 +157,7 @@ def test_a_record_as_large_as_they_may_be_is_stored_beside_small_ones(broker: Ru
         assert len(client.send_many("orders", [*[small] * 1005, bytes((10 << 20) - 1024), *[small] * 1000])) == 2006
 
 
-def test_a_client_goes_on_after_a_restart(client: RustLogClient, broker: RunningBroker) -> None:
+def test_a_client_continues_after_a_restart(client: RustLogClient, broker: RunningBroker) -> None:
     client.create_topic("orders")
     client.send("orders", b"1")
     client.commit("orders", "g", 0, 1)

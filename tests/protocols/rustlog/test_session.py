@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from penstock.protocols.rustlog.codec.frames import ReplyDecoder
 from penstock.protocols.rustlog.session import REQUESTS_PER_TURN_MAX, RustLog, RustLogSession
 from penstock.protocols.rustlog.wire import DECODED_ON_LOOP_BYTES_MAX, Opcode, frame
 from penstock.testing.clock import ManualClock
-from penstock.workers import Check
 from tests.engines import make_engine
+from tests.protocols.endless import Endless
 from tests.protocols.transport import MemoryConnection
 
 PING = binary_client.encode_call(messages.Ping())
@@ -133,26 +132,17 @@ async def test_a_read_that_waits_for_room_counts_once(talk: Conversation, rustlo
 
 
 async def test_decoding_ends_with_its_connection(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, ended = threading.Event(), threading.Event()
-
-    def endless(payload: bytes, check: Check) -> None:
-        started.set()
-        try:
-            while True:
-                check()
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(json_dialect, "decode_request", endless)
+    endless = Endless()
+    monkeypatch.setattr(json_dialect, "decode_request", lambda payload, check: endless.run(check))
     talk.session.receive(json_client.encode_produce("t", 0, [bytes(100_000)]) + PING)
-    await asyncio.to_thread(started.wait)
+    await endless.started()
     talk.session.closed()
-    assert await asyncio.to_thread(ended.wait, 10)
+    assert await endless.ends()
     while talk.connection.held_bytes:
         await asyncio.sleep(0)
 
 
-async def test_an_exception_out_of_decoding_is_answered_and_the_conversation_goes_on(
+async def test_an_exception_out_of_decoding_is_answered_and_the_conversation_continues(
     talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:

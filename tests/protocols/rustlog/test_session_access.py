@@ -46,7 +46,7 @@ def test_the_listener_may_say_otherwise() -> None:
 
 
 def padded_ping(payload_bytes: int, *, json: bool) -> bytes:
-    """A request of this size that is answered whoever sends it."""
+    """A request of this size that is answered for any client."""
     payload = b'"Ping"'.ljust(payload_bytes) if json else b"\xff".ljust(payload_bytes, b"\0")
     return payload_bytes.to_bytes(4, "big") + payload
 

@@ -206,5 +206,5 @@ def object_store() -> Iterator[ObjectStore]:
 
 if __name__ == "__main__":
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": _Contents()})) as server:
-        print(f"http://127.0.0.1:{server.server_port}", flush=True)  # noqa: T201 - for whoever started it
+        print(f"http://127.0.0.1:{server.server_port}", flush=True)  # noqa: T201 - for the parent process
         server.serve_forever()

@@ -1,4 +1,4 @@
-"""The stages of a run, and those of topics that appear while it goes on; without Spark."""
+"""The stages of a run, and those of topics that appear while it continues; without Spark."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_a_frame_with_the_id_of_another_schema_is_a_reason_where_no_bare_value_b
     values: list[bytes | None] = [confluent_frame(7) + b"\0{}", b"\0\0"]
     _, reasons = decoded_rows(Decoder(plan_of(kind, VERSIONS, "read")), values)
     assert "registry id 7 is of no version of schema orders" in (reasons[0] or "")
-    assert "cut short" in (reasons[1] or "")
+    assert "is truncated" in (reasons[1] or "")
 
 
 def test_bare_avro_that_begins_like_a_frame_is_bare() -> None:

@@ -1,4 +1,4 @@
-"""Delta tables: a batch is appended once, whoever else writes; what readers find in the log. No Spark is needed to tell."""
+"""Delta tables: a batch is appended once, despite other writers; what readers find in the log. No Spark is needed."""
 
 from __future__ import annotations
 

@@ -58,3 +58,17 @@ def test_spark_reads_a_delta_table_as_a_stream_without_a_jar(
     [program] = [each for each in blocks("python", page("docs/pipelines-tables.md")) if "penstock-delta" in each]
     exec(program.replace('"sales-tables', f'"{tmp_path}/sales-tables'), {})
     assert "|  0|     DE|   9.5|" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("docs/pipelines-tables.md", "|     DE|        9.5|"), ("docs/pipelines.md", "|  0|     DE|   9.5|")],
+)
+@pytest.mark.usefixtures("spark")
+def test_spark_reads_a_delta_table_as_it_is_without_a_jar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, shown: str
+) -> None:
+    write_orders(tmp_path)
+    [program] = [each for each in blocks("python", page(name)) if "penstock.spark.table(" in each]
+    exec(program.replace('"sales-tables', f'"{tmp_path}/sales-tables'), {})
+    assert shown in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Silver made anew from bronze, rows by key, expectations, and gold out of silver: on a real Spark and a real broker."""
+"""Silver made again from bronze, rows by key, expectations, and gold out of silver: on a real Spark and a real broker."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from penstock.spark.pipelines.tables.data_files import write_data_file
 from penstock.spark.pipelines.tables.delta import DeltaLakeTable
 from penstock.spark.pipelines.tables.stores import DeltaStore
 from penstock.spark.pipelines.tables.table import VACUUM_KEEP_S_MIN
+from tests.manual import blocks, page
 from tests.spark.pipelines.conftest import Bench, order
 from tests.spark.pipelines.object_store import BUCKET, SECRET, ObjectStore, object_store
 from tests.spark.pipelines.rows_by_hand import ids_from
@@ -93,6 +94,18 @@ def test_tables_are_found_and_compacted(pipeline: Pipeline, store: ObjectStore) 
     done = dict(compact_tables(pipeline, file_bytes=1 << 20, keep_s=VACUUM_KEEP_S_MIN, kinds=["bronze"]))
     assert done["bronze/orders"][:2] == (3, 1)
     assert ids(pipeline, store) == list(range(30))
+
+
+def test_the_program_of_the_manual_reads_a_table_with_credentials_of_the_environment(
+    pipeline: Pipeline, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(pipeline, 0, "silver")
+    for name, value in store.options.items():
+        monkeypatch.setenv(name, value)
+    [program] = [each for each in blocks("python", page("docs/pipelines-tables.md")) if "s3://" in each]
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert sorted(names["orders"].to_pyarrow_table()["id"].to_pylist()) == list(range(10))
 
 
 def test_a_task_writes_files_with_the_credentials_of_the_driver(store: ObjectStore) -> None:

@@ -39,14 +39,14 @@ def asked(directory: Path, *, crash: bool = False, request: ReplayRequest = REQU
     return writing.call_args.kwargs["txnAppId"]
 
 
-def test_a_replay_that_was_not_finished_goes_on_under_its_name_and_a_finished_one_is_refused(tmp_path: Path) -> None:
+def test_a_replay_that_was_not_finished_continues_under_its_name_and_a_finished_one_is_refused(tmp_path: Path) -> None:
     first = asked(tmp_path, crash=True)
     assert asked(tmp_path) == first, "so the sink does it once"
     with pytest.raises(InvalidRequest, match="was done at"):
         asked(tmp_path)
 
 
-def test_a_pipeline_that_begins_anew_elsewhere_replays_anew(tmp_path: Path) -> None:
+def test_a_pipeline_that_begins_again_elsewhere_replays_again(tmp_path: Path) -> None:
     assert asked(tmp_path / "one") != asked(tmp_path / "two"), "else the sink would take it for done, and write nothing"
 
 

@@ -76,7 +76,7 @@ def test_every_record_reaches_its_tables_once_through_crashes_and_a_new_schema(b
     assert (reported.state, reported.alive) == ("finished", False)
     assert {stage.name: stage.rejects for stage in reported.stages}[f"silver/{topic}"] == 2
 
-    # A second one goes on, with a new version of the schema.
+    # A second one continues, with a new version of the schema.
     wider = {**ORDER, "properties": {**ORDER["properties"], "note": {"type": "string"}}}  # type: ignore[dict-item]
     client.schemas.register(topic, json.dumps(wider))
     client.send_many(topic, [order(n, note=f"n{n}") for n in range(40, 60)])
@@ -101,7 +101,7 @@ def test_every_record_reaches_its_tables_once_through_crashes_and_a_new_schema(b
     assert len(client.dead_letters.list(topic)) == made.rows("rejects").num_rows == 3
     assert (made.rows("gold", "revenue").num_rows, len(values_of(made, results))) == (10, 10)
 
-    # Fewer files, the same rows, and it goes on after them.
+    # Fewer files, the same rows, and it continues after them.
     compacted = dict(compact_tables(made.pipeline, file_bytes=1 << 20, keep_s=VACUUM_KEEP_S_MIN))
     assert compacted[f"bronze/{topic}"].files_after == 1
     assert compacted[f"silver/{topic}"].files_after == 1
@@ -171,7 +171,7 @@ def test_a_topic_that_appears_under_a_pattern_is_read_from_its_beginning_once_it
     assert (len(notes), notes[-1]) == (2, ""), "it waits no more"
 
 
-def test_a_version_that_changes_a_type_stops_silver_with_a_way_to_go_on(bench: MakeBench) -> None:
+def test_a_version_that_changes_a_type_stops_silver_with_a_way_to_continue(bench: MakeBench) -> None:
     whole = {"type": "object", "properties": {"id": {"type": "integer"}, "amount": {"type": "integer"}}}
     made = bench(schema=whole, silver={})
     made.client.send(made.topic, b'{"id": 1, "amount": 1}')
@@ -248,7 +248,7 @@ def test_iceberg_takes_each_batch_once_too(bench: MakeBench) -> None:
     assert made.ids() == list(range(21))
 
 
-def test_a_run_is_stopped_through_the_broker_and_the_next_goes_on(bench: MakeBench) -> None:
+def test_a_run_is_stopped_through_the_broker_and_the_next_continues(bench: MakeBench) -> None:
     made = bench(bronze={}, batch_records_max=2)
     made.client.send_many(made.topic, [order(n) for n in range(60)])
     seen, outcomes = threading.Event(), []

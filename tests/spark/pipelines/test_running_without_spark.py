@@ -20,7 +20,7 @@ _run_ids = itertools.count()
 
 
 class Query:
-    """Of Spark. It has ended by the time it is looked at, with an error or without, unless it is to go on."""
+    """Of Spark. It has ended by the time it is checked, with an error or without, unless it is to continue."""
 
     def __init__(
         self, error: Exception | None = None, *, goes_on: bool = False, messages: Sequence[str] = ("Stopped",)

@@ -87,7 +87,7 @@ class Race:
         return guarded
 
 
-def test_every_row_is_there_once_whoever_else_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_is_there_once_despite_other_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nobody waits here, as queries do, so anybody may lose many races in a row.
     monkeypatch.setattr(delta, "COMMIT_ATTEMPTS_MAX", 1000)
     race = Race(str(tmp_path / "silver" / "orders"))

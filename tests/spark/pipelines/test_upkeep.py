@@ -48,7 +48,7 @@ def table(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Table:
     return opened
 
 
-def test_many_small_files_become_few_and_the_writer_goes_on(upkeep: Make, table: Table) -> None:
+def test_many_small_files_become_few_and_the_writer_continues(upkeep: Make, table: Table) -> None:
     upkeep().look_at_all()
     assert len(table.file_sizes()) == 1
     table.append(ids_from(30), 3, small=True)

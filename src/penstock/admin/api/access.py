@@ -204,7 +204,7 @@ async def set_password(call: Call, body: NewPassword) -> None:
 
 @endpoint("DELETE", "/users/{user}", asks=Users.delete_user, errors=(InvalidRequest, UserNotFound))
 async def delete_user(call: Call) -> None:
-    """Delete a user. Nobody deletes their own account, nor the last administrator."""
+    """Delete a user: not your own, nor the last administrator."""
     await call.broker.users.delete_user(call.principal, call.path["user"])
 
 
@@ -273,7 +273,7 @@ async def list_keys(call: Call) -> list[Key]:
 
 @endpoint("POST", "/keys", asks=ApiKeys.create, status=HTTPStatus.CREATED, errors=(InvalidRequest, LimitExceeded))
 async def create_key(call: Call, body: NewKey) -> KeySecret:
-    """Create an API key. Its secret is in the answer, and nobody can see it again."""
+    """Create an API key. Its secret is in the reply, and cannot be shown again."""
     return KeySecret(body.name, await call.broker.api_keys.create(call.principal, body.name, body.roles))
 
 

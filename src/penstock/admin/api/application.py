@@ -11,6 +11,7 @@ their content type, which no form can send, and no answer ever allows another or
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -92,7 +93,7 @@ class Door:
             raise HttpProblem(
                 HTTPStatus.FORBIDDEN,
                 "login_not_configured",
-                'other machines can reach this address and nobody has to log in: set admin.auth = "required" and admin.tls, '
+                'other machines can reach this address and no login is required: set admin.auth = "required" and admin.tls, '
                 "or bind admin to 127.0.0.1",
             )
         return await self.logins.caller(request.method, request.headers, str(address))
@@ -115,7 +116,19 @@ class Door:
             )
 
 
-class Api:
+class Application(ABC):
+    """An ASGI application whose responses tell browsers what pages of other origins may not do."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._respond(HttpRequest(scope, receive))
+        response.headers.update(SECURITY_HEADERS)
+        await response(scope, receive, send)
+
+    @abstractmethod
+    async def _respond(self, request: HttpRequest) -> Response: ...
+
+
+class Api(Application):
     """The ASGI application below `/api/v1`."""
 
     def __init__(self, given: Surroundings, door: Door, *, secure: bool) -> None:
@@ -125,11 +138,6 @@ class Api:
         self._secure = secure
         self._routes = Routes((each.method, each.path, each) for each in ENDPOINTS)
         self._document = msgspec.json.encode(document(given.version))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._respond(HttpRequest(scope, receive))
-        response.headers.update(SECURITY_HEADERS)
-        await response(scope, receive, send)
 
     async def _respond(self, request: HttpRequest) -> Response:
         try:

@@ -1,7 +1,7 @@
 """Reading a page of records for people: from a place in each partition, filtered, in bounded time and memory.
 
 A page ends where one of its bounds is reached and says where the next one begins in each partition. A filter is evaluated by a worker
-thread; how many records were looked at is told, so that a page without records does not look like the end of the topic.
+thread; the reply has the number of records examined, so that a page without records does not look like the end of the topic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.workers import Check, Worker
 PAGE_BYTES_MAX: Final = 4 << 20
 """Of the records of one page, unless the first is larger."""
 SCANNED_MAX: Final = 50_000
-"""Records that one page looks at, in all partitions together."""
+"""Records that one page scans, in all partitions together."""
 SCAN_S_MAX: Final = 0.5
 READ_BYTES: Final = 256 << 10
 ROWS_PER_CHECK: Final = 64
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Which records of a partition are looked at."""
+    """Which records of a partition are scanned."""
 
     partition: Partition
     offset: int

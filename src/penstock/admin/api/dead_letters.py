@@ -19,6 +19,7 @@ from penstock.admin.api.records import (
     cell,
     given_bytes,
     given_headers,
+    shown_headers,
 )
 from penstock.admin.api.table import Call, Reply, Request, endpoint
 from penstock.broker.broker import Broker
@@ -33,11 +34,10 @@ from penstock.errors import (
     TopicNotFound,
     ValidationFailed,
 )
-from penstock.record_headers import decode_headers
 from penstock.workers import Check
 
 LETTERS_MAX: Final = 500
-"""Of one list."""
+"""Per list."""
 
 
 class DeadLettersQuery(Request, frozen=True):
@@ -47,7 +47,7 @@ class DeadLettersQuery(Request, frozen=True):
 
 class DeadLetterTopic(Reply, frozen=True):
     topic: str
-    """The topic whose records could not be dealt with."""
+    """The topic whose records could not be processed."""
     dead_letter_topic: str
     letters: int
     """Those that were replayed among them."""
@@ -126,17 +126,13 @@ async def get_dead_letter(call: Call) -> DeadLetter:
 
 
 def _letter(letter: Letter, cell_bytes: int | None) -> DeadLetter:
-    try:
-        headers = decode_headers(letter.headers or b"")
-    except CorruptBlock:
-        headers = []
     return DeadLetter(
         letter.id,
         letter.reason,
         letter.attempts,
         cell(letter.key, cell_bytes),
         cell(letter.value, cell_bytes),
-        [Header(name, cell(value, cell_bytes)) for name, value in headers],
+        shown_headers(letter.headers, cell_bytes),
         letter.origin_partition,
         letter.origin_offset,
         letter.first_failed_ms,

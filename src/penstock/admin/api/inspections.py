@@ -36,7 +36,7 @@ class InspectionState(Reply, frozen=True):
     peer: str
     """Empty while it waits for a connection."""
     state: State
-    """waiting for a connection; running; closed with the connection; full; stopped by somebody, or because nobody asked for a minute."""
+    """waiting for a connection; running; closed with the connection; full; stopped, also when nobody has read it for a minute."""
     more_streams: bool
     """The connection has had more streams than the 256 that are decoded."""
 
@@ -64,7 +64,7 @@ class InspectedFrames(Reply, frozen=True):
 
 class FramesQuery(Request, frozen=True):
     after: Annotated[int, msgspec.Meta(ge=0, le=FRAMES_MAX)] = 0
-    """How many frames the caller has: only those behind them."""
+    """How many frames the caller has; later ones are returned."""
 
 
 @endpoint("GET", "/connections", asks=INSPECT)

@@ -5,7 +5,7 @@ SameSite=Strict); a write also needs the session's CSRF token in a header. A ses
 after half a day, and when its credentials are revoked: the API key, or the password of a user who may log in. So a user who is disabled
 or deleted is logged out, and a new user of the same name does not inherit a session. Sessions are in memory only: a restart ends them.
 
-Where nobody is asked who they are, everybody who reaches the address is trusted; `application.py` sees to it that those are people on
+Without authentication, everybody who reaches the address is trusted; `application.py` sees to it that those are people on
 this machine, and no pages of other sites in their browsers.
 """
 
@@ -33,7 +33,7 @@ TOKEN_BYTES: Final = 32
 SESSIONS_MAX: Final = 1_000
 """The session that was used longest ago gives way to a new one."""
 SESSIONS_OF_ONE_MAX: Final = 50
-"""Of one user or key, so that nobody ends the sessions of others by logging in again and again."""
+"""Per user or key, so that nobody ends the sessions of others by logging in again and again."""
 IDLE_S_MAX: Final = 30 * 60.0
 SESSION_S_MAX: Final = 12 * 3600.0
 KEYS_KNOWN_MAX: Final = 1_000
@@ -96,7 +96,7 @@ class Logins:
     async def log_in(self, user: str, password: str, key: str, address: str) -> Caller:
         """Begin a session, by a user's password or by an API key. Raises AuthenticationFailed."""
         if not self.required:
-            raise AuthenticationFailed("nobody has to log in here: the admin address trusts everybody on this machine")
+            raise AuthenticationFailed("no login is required here: the admin address trusts everybody on this machine")
         if key:
             login = self._by_key(key, address)
         else:

@@ -107,9 +107,9 @@ class RecordPage(Reply, frozen=True):
     next_positions: str
     """The same, as `positions` takes it."""
     end: bool
-    """Whether nothing is left behind this page now."""
+    """Whether this page is the last one now."""
     scanned: int
-    """How many records were looked at for the filter."""
+    """How many records were scanned for the filter."""
 
 
 class NewHeader(Request, frozen=True):
@@ -261,25 +261,30 @@ async def _records(call: Call, topic: str, rows: Sequence[Row], cell_bytes: int 
 
 
 def _record(row: Row, decoded: Decoded, cell_bytes: int | None) -> Record:
-    try:
-        headers = decode_headers(row.headers or b"")
-    except CorruptBlock:
-        headers = []
     return Record(
         row.partition,
         row.offset,
         row.timestamp_ms,
         cell(row.key, cell_bytes),
         cell(row.value, cell_bytes),
-        [Header(name, cell(value, cell_bytes)) for name, value in headers[:HEADERS_MAX]],
+        shown_headers(row.headers, cell_bytes),
         None if decoded.json is None else msgspec.Raw(decoded.json),
         decoded.schema,
         decoded.fault,
     )
 
 
+def shown_headers(encoded: bytes | None, cell_bytes: int | None) -> list[Header]:
+    """Return headers as they are shown, HEADERS_MAX at most; none if they cannot be decoded."""
+    try:
+        headers = decode_headers(encoded or b"")
+    except CorruptBlock:
+        headers = []
+    return [Header(name, cell(value, cell_bytes)) for name, value in headers[:HEADERS_MAX]]
+
+
 def cell(data: bytes | None, bytes_max: int | None) -> Cell | None:
-    """Return bytes as they are shown; at most so many of them."""
+    """Return bytes as they are shown, truncated to `bytes_max`."""
     if data is None:
         return None
     truncated = bytes_max is not None and len(data) > bytes_max

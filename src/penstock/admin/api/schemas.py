@@ -63,7 +63,7 @@ class Trial(Request, frozen=True):
     version: Version = LATEST
     """0 for the latest version."""
     message: str = ""
-    """Of a Protobuf schema; the first if it is left out."""
+    """For a Protobuf schema; the first if it is left out."""
 
 
 class Fits(Reply, frozen=True):

@@ -31,7 +31,7 @@ class ListenerState(Reply, frozen=True):
 
 
 class Latency(Reply, frozen=True):
-    """A histogram since the start: how many took at most so many seconds, by bound; the last count is of all."""
+    """A histogram since the start: how many took at most this many seconds, by bound; the last count is of all."""
 
     bounds_s: list[float]
     counts: list[int]

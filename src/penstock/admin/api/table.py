@@ -107,7 +107,7 @@ class Endpoint:
     summary: str
     tag: str
     right: Declaration | None
-    """What the operation of the broker asks the access policy for; None where everybody may ask."""
+    """What the operation of the broker asks the access policy for; None if everybody may ask."""
     errors: tuple[type[PenstockError], ...]
     status: HTTPStatus
     query: type[Request] | None

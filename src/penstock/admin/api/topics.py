@@ -30,9 +30,9 @@ from penstock.errors import (
 from penstock.log.api import PARTITIONS_MAX, TopicInfo
 
 TOPICS_MAX: Final = 1_000
-"""Of one page."""
+"""Per page."""
 PAGE_PARTITIONS_MAX: Final = 5_000
-"""A page ends with the topic that reaches it: looking at so many takes some milliseconds of the event loop."""
+"""A page ends with the topic that reaches this: reading that number of partitions takes some milliseconds of the event loop."""
 SETTINGS_MAX: Final = 32
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
@@ -55,7 +55,7 @@ class TopicSummary(Reply, frozen=True):
     records: int
     """Offsets between the log start offsets and the high watermarks; compaction may have removed some of these records."""
     end_offsets: int
-    """The sum of the high watermarks, from which rates can be told."""
+    """The sum of the high watermarks, from which rates can be derived."""
     size_bytes: int
     schema: str | None
     failed_partitions: int

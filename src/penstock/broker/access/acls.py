@@ -17,9 +17,9 @@ from penstock.errors import InvalidRequest, LimitExceeded
 from penstock.names import NAME_BYTES_MAX, is_internal, validate_group_name, validate_topic_name
 
 ENTRIES_MAX: Final = 256
-"""Of one ACL: beyond it, make a role of them."""
+"""Per ACL; put more users into a role."""
 ENTRIES_TOTAL_MAX: Final = 50_000
-"""Of all ACLs: a list of them still fits into one reply frame."""
+"""For all ACLs: a list of them still fits into one reply frame."""
 
 
 class AclInfo(NamedTuple):

@@ -93,7 +93,7 @@ class ApiKeys(Part):
     @on_broker(Operation.ADMIN)
     @run_to_completion
     async def create(self, principal: Principal, name: str, roles: Sequence[str] = DEFAULT_ROLES) -> str:
-        """Make a key; returns it, and nobody can see it again."""
+        """Create a key and return it; it cannot be shown again."""
         validate_name(name, "key name", NAME_BYTES_MAX - len(KEY_PRINCIPAL_PREFIX))
         if KEY_PRINCIPAL_PREFIX + name in (CONFIGURED_KEY, UNKNOWN_KEY):
             raise InvalidRequest(f"key name {name} is reserved: choose another name")
@@ -121,7 +121,7 @@ class ApiKeys(Part):
         """Forget a key. Raises EntryNotFound."""
         async with self._directory.changing:
             if self._table.get(name) is None:
-                raise EntryNotFound(f"no key is called {name}; see those there are with: penstock key list")
+                raise EntryNotFound(f"there is no key {name}; list the keys with: penstock key list")
             await self._table.delete(name)
         self._audit.note(principal, "key.revoke", name)
 
@@ -160,7 +160,7 @@ class ApiKeys(Part):
         return digest in self._names
 
     def roles_of(self, name: str) -> tuple[str, ...] | None:
-        """The roles of a key, None where there is none of this name."""
+        """The roles of a key, None if there is none of this name."""
         key = self._table.get(name)
         return None if key is None else key.roles
 

@@ -43,7 +43,7 @@ AUDIT_CONFIG: Final = TopicConfig(
     retention_ms=90 * 24 * 3600 * 1000, retention_bytes=64 << 20, segment_bytes=8 << 20, segment_ms=24 * 3600 * 1000
 )
 WAITING_EVENTS_MAX: Final = 10_000
-"""Of each topic."""
+"""For each topic."""
 FOLD_S: Final = 5.0
 """Equal logins or refusals within this time are one event."""
 FOLDED_MAX: Final = 1_000
@@ -59,7 +59,7 @@ SKIP_MAX: Final = 1_000_000
 EVENTS_PER_CHECK: Final = 64
 """Decoded and compared without a pause: less than a millisecond."""
 NAME_BYTES_KEPT: Final = 256
-"""Of each name that a client chose: all of any name that exists."""
+"""For each name that a client chose: existing names are never longer."""
 DETAIL_BYTES_MAX: Final = 1_024
 TRUNCATED: Final = "..."
 
@@ -81,7 +81,7 @@ class AuditEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class AuditQuery:
-    """What events are asked for. Times in milliseconds, 0 for open; empty texts and lists match everything."""
+    """Which events to return. Times in milliseconds, 0 for open; empty texts and lists match everything."""
 
     start_ms: int = 0
     end_ms: int = 0

@@ -17,8 +17,8 @@ What each operation stands for:
     DELETE    a topic with its records, or its oldest records; a schema
     ADMIN     somebody else's groups; users, roles and ACLs; the audit trail; snapshots of the whole log; starting pipelines
 
-A principal is a user, proved by a password or a certificate, or somebody to whom a listener grants roles itself. One whose listener
-asks nobody who they are is `trusted`: everything is allowed to it. One that has not said who it is yet has no name.
+A principal is a user, proved by a password or a certificate, or a client to which a listener grants roles itself. One whose listener
+requires no authentication is `trusted`: it may do everything. An anonymous one has no name.
 
 Topics whose names begin with "__" hold the broker's own state. They are refused to everyone but SYSTEM before any policy is asked,
 so no policy can open them. SYSTEM is the broker itself and is recognised by identity: no name a client may claim is equal to it.
@@ -80,12 +80,12 @@ class ResourceKind(Enum):
 
 
 class Resource(NamedTuple):
-    """What is asked for. The broker as a whole has no name."""
+    """The resource of a request. The broker as a whole has no name."""
 
     kind: ResourceKind
     name: str = ""
     topic: str = ""
-    """Of a group: the topic in which it reads, where one is concerned."""
+    """For a group: the topic in which it reads, where one is concerned."""
 
 
 BROKER: Final = Resource(ResourceKind.BROKER)

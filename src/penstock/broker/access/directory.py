@@ -1,7 +1,7 @@
 """Users, roles and ACLs as they are stored, and the answers the access policy needs of them; no rights are checked here.
 
 Three tables (`__users`, `__roles`, `__acls`) hold them. What follows from them, the checks that are passed, the permissions of a set of
-roles and the ACLs that cover a topic, is worked out once and kept until one of them changes, because it is asked for with every request.
+roles and the ACLs that cover a topic, is computed once and kept until one of them changes, because it is needed with every request.
 
 An ACL stands for one topic or, where its name ends in `*`, for every topic that begins with what is before it. Its entries are names
 of users or roles; `name` may read and write, `name:read` and `name:write` only the one. Among the users may be API keys (`key:worker`) and

@@ -6,7 +6,7 @@
    address, not by the names that they claim.
 3. What people chose is compared. A failure is audited, and counts for the name that it claims and for its address.
 
-Checking a password takes long enough for others to arrive. So many are checked at a time as could all fail before the first delay; the
+Checking a password takes long enough for others to arrive. At most as many are checked at a time as could fail before the first delay; the
 rest wait for their turn, and each looks at the throttle when its turn comes. Asking in parallel gains no guesses.
 """
 

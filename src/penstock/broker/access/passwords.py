@@ -4,7 +4,7 @@ A verification takes some 30 ms of processor time and 19 MiB of memory on purpos
 flood of logins would take from everybody else. So it runs on threads that step back behind the rest of the process, as many as half
 the processors at most, and more than `waiting_max` at once are refused before anything is computed.
 
-Whoever logs in as a user that does not exist waits for the same work as everyone else.
+A login as a user that does not exist takes the same work as any other.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Passwords:
         return await self._run(lambda: self._hasher.hash(password))
 
     async def verify(self, stored: str | None, password: str) -> bool:
-        """Whether it is the password of a hash; never for None, which takes as long. Raises LimitExceeded where too many wait."""
+        """Whether it is the password of a hash; never for None, which takes as long. Raises LimitExceeded if too many wait."""
         # No hash was ever made of such a password, so nothing is learnt from a quick answer.
         if not 1 <= len(password.encode()) <= PASSWORD_BYTES_MAX:
             return False

@@ -2,14 +2,14 @@
 
 In this order, and the first that applies decides:
 
-1. a trusted principal (its listener asks nobody who they are) may do everything;
+1. a trusted principal (its listener requires no authentication) may do everything;
 2. a topic that is public may be read and written by every user, and without a login where anonymous access is allowed;
-3. nobody else does anything without a login; a user that is disabled or gone does nothing;
+3. anonymous clients may do nothing else; neither may disabled or deleted users;
 4. what the principal's roles allow, it may do on every topic;
 5. what an ACL that covers the topic allows the user or one of its roles, it may do on that topic;
 6. the rest is refused.
 
-Committing to a group is a right of its own: who may read the topic may commit, unless ACLs cover the group; then only those may whom one
+Committing to a group is a right of its own: readers of the topic may commit, unless ACLs cover the group; then only those may that one
 of them names, and those whose role allows `commit` or `admin`. So groups are open to every reader until an ACL closes them.
 
 So an ACL adds people and never shuts anyone out whose role suffices, which is what users of deployed FlyMQ brokers know. Creating and
@@ -129,10 +129,10 @@ class RolePolicy:
 
 
 class AuditedAccess:
-    """Rules whose refusals are told to `on_denied`, once there is someone to tell, and whose grants are kept where that is allowed."""
+    """Rules whose refusals are passed to `on_denied`, once it is set, and whose grants are cached where that is allowed."""
 
     def __init__(self, rules: AccessRules, granted: Grants | None = None) -> None:
-        """`granted` is emptied by whoever changes what the rules decide by; without it every check is made."""
+        """`granted` is cleared when what the rules depend on changes; without it every check is made."""
         self._rules = rules
         self._is_kept = granted is not None
         self.granted = Grants() if granted is None else granted

@@ -4,7 +4,7 @@ The first few failures cost nothing, because people mistype. After that an attem
 its password, so that a flood costs a dictionary lookup each and not an argon2 each.
 
 A user under attack must still get in. An address from which the user has logged in before is exempt from the user's delay (never
-from its own), so whoever guesses from elsewhere locks nobody out.
+from its own), so guessing from elsewhere does not lock the user out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Failures(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How many attempts of one user or address may be looked at together."""
+    """How many attempts of one user or address may be checked together."""
 
     key: tuple[str, str]
     attempts_max: Callable[[], int]
@@ -50,9 +50,9 @@ class Throttle:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def wait_s(self, user: str | None, address: str) -> float:
-        """Return how long until credentials of this user from this address are looked at; 0 for now.
+        """Return how long until credentials of this user from this address are checked; 0 for now.
 
-        The user is None where a secret comes without a name, as an API key does: then the address alone counts.
+        The user is None if a secret comes without a name, as an API key does: then the address alone counts.
         """
         source = source_of(address)
         wait_s = self._left_s(self._sources.get(source))

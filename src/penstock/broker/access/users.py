@@ -2,9 +2,9 @@
 
 A login costs an argon2 verification once; after that the same password of the same user is recognised by a keyed digest that lives
 in memory only, so that a thousand connections coming back after a restart of their network do not queue for a thousand of those.
-Rights are looked up with every request, not at login: whoever is disabled or deleted, or loses a role, loses it on open connections.
+Rights are looked up with every request, not at login: disabling or deleting a user, or removing a role, affects open connections.
 
-Until there is an administrator, nobody could create one. `open_setup` makes a secret for that moment: whoever presents it logs in as
+Until there is an administrator, nobody could create one. `open_setup` makes a secret for that moment: a client that presents it logs in as
 `setup:` and may do everything until an administrator exists; then the secret and everyone who used it are worth nothing.
 """
 
@@ -111,7 +111,7 @@ class Users:
         return principal
 
     async def _granted(self, name: str, password: str) -> frozenset[str] | None:
-        """The roles that come with a login itself, None where the password is wrong."""
+        """The roles that come with a login itself, None if the password is wrong."""
         if name == SETUP_NAME:
             token = self._setup_token
             if token is not None and not self._directory.has_admin() and _equal(token, password):
@@ -139,7 +139,7 @@ class Users:
         return hashlib.blake2b(password.encode(), key=self._digest_key, digest_size=32).digest()
 
     def open_setup(self) -> str | None:
-        """The secret that lets the first administrator be made; None where there is one."""
+        """The secret that lets the first administrator be made; None if there is one."""
         if self._development or self._directory.has_admin():
             return None
         self._setup_token = self._random_bytes(TOKEN_BYTES).hex()
@@ -151,7 +151,7 @@ class Users:
         return None if user is None else (user.password_hash, user.enabled)
 
     def standing(self, principal: Principal) -> Standing:
-        """What a principal is and may do everywhere. Nobody is refused to know that of itself."""
+        """What a principal is and may do everywhere. Every principal may ask this of itself."""
         user = self._directory.users.get(principal.name)
         roles = principal.roles if user is None else principal.roles.union(user.roles)
         return Standing(principal.name, tuple(sorted(roles)), self._permissions_of(roles))
@@ -183,7 +183,7 @@ class Users:
     @on_broker(Operation.ADMIN)
     @run_to_completion
     async def delete_user(self, principal: Principal, name: str) -> None:
-        """Raises UserNotFound. Nobody deletes their own account."""
+        """Raises UserNotFound, and InvalidRequest for one's own account."""
         if principal.name == name and not principal.trusted:
             raise InvalidRequest("cannot delete your own account")
         async with self._changing:

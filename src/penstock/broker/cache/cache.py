@@ -9,7 +9,7 @@ it makes way, with what it neither read nor wrote for longest. So of n tenants, 
 of the entries loses nothing, whatever the others put. A value is refused that would not fit into the empty room, or not beside what
 such tenants have.
 
-A time to live is looked at when its value is asked for, on a clock that never goes back: nothing runs in the background.
+Expiry is checked when a value is read, on a clock that never goes back: nothing runs in the background.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Cache:
         self.stats.evicted += len(evicted)
 
     def _make_way(self, kept: tuple[str, str]) -> _Evicted | None:
-        """Evict one value, but not the one that was put just now; None where all others are of tenants that keep to their part."""
+        """Evict one value, but not the one that was put just now; None if all others are of tenants that keep to their part."""
         largest = self._largest.find()
         assert largest is not None
         place, entry = next(iter(self._parts[largest].entries.items()))
@@ -153,7 +153,7 @@ class Cache:
 
     @on_topic(Operation.READ)
     def get(self, principal: Principal, cache: str, key: str) -> bytes | None:
-        """The value, None where there is none or its time is over."""
+        """The value, None if there is none or its time is over."""
         place, tenant = (cache, key), _tenant_of(cache)
         part = self._parts.get(tenant)
         entry = None if part is None else part.entries.get(place)
@@ -171,7 +171,7 @@ class Cache:
 
     @on_topic(Operation.WRITE)
     def delete(self, principal: Principal, cache: str, key: str) -> None:
-        """Remove a value; where there is none, nothing happens."""
+        """Remove a value; if there is none, nothing happens."""
         place, tenant = (cache, key), _tenant_of(cache)
         part = self._parts.get(tenant)
         entry = None if part is None else part.entries.get(place)

@@ -1,7 +1,7 @@
 """Which of many holders has the most, without looking at all of them.
 
 A heap of what each was last seen to have. A holder that has grown is noted again at once, one that has shrunk when it comes up; so what
-is noted is never too little, and whoever comes up with what is noted has the most. Of several that have the same it is the one that was
+is noted is never too little, and one whose size equals its note has the most. Of several that have the same it is the one that was
 noted first.
 """
 
@@ -37,7 +37,7 @@ class Largest:
         self._noted.pop(holder, None)
 
     def find(self, besides: str | None = None) -> str | None:
-        """Who it is; None where there is nobody, or nobody but the one that is left out."""
+        """Who it is; None if there is nobody, or nobody but the one that is left out."""
         left_out: list[tuple[int, int, str]] = []
         found = None
         while self._heap:

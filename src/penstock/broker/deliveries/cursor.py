@@ -71,7 +71,7 @@ class Cursor:
         self.qos0_from = qos0_from
         self.reread: Block | None = None
         self.sought = -1
-        """The offset for which `reread` was read: where it is not in there, it is nowhere."""
+        """The offset for which `reread` was read: if it is not in there, it is nowhere."""
         self.forget()
 
     def forget(self) -> None:
@@ -144,7 +144,7 @@ class Cursor:
                     self.read_to = max(self.read_to, end)
 
     def find(self, offset: int) -> Row | NotInMemory | None:
-        """The record at an offset; None where it is gone."""
+        """The record at an offset; None if it is gone."""
         for block in (self.block, self.reread):
             if block is not None and block.base_offset <= offset < block.next_offset:
                 return _row_at(block, offset)
@@ -167,7 +167,7 @@ class Cursor:
         self.sought = offset
 
     async def record(self, offset: int) -> Row | None:
-        """The record at an offset, from disk where it must be; None where it is gone."""
+        """The record at an offset, from disk where it must be; None if it is gone."""
         found = self.find(offset)
         if isinstance(found, NotInMemory):
             await self.load_again(offset)

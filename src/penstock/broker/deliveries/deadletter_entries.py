@@ -1,11 +1,11 @@
 """What a record of a dead-letter topic says: the record that failed, why, where it came from, how often and when it was tried.
 
-Three kinds are told apart:
+Three kinds are distinguished:
 - written by this broker: the failed record as it was, with headers `penstock-dlq-...` behind its own;
 - written by a FlyMQ client: a JSON object with the failed record in `payload` (base64), as deployed clients do it themselves;
 - anything else that somebody put there: a dead letter that says nothing about itself.
 
-Whoever may write to a dead-letter topic may claim anything in it. A claim that is out of bounds is cut or left out, so that every letter
+Anyone who may write to a dead-letter topic may claim anything in it. A claim that is out of bounds is cut or left out, so that every letter
 fits into every reply and none keeps the others from being listed.
 """
 
@@ -41,7 +41,7 @@ _PLACE: Final = re.compile(r"[0-9]+-[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
-    """A record to be put aside, and its story."""
+    """A record to be dead-lettered, and its failure metadata."""
 
     topic: str
     partition: int
@@ -96,7 +96,7 @@ _JSON: Final = msgspec.json.Decoder(_JsonEntry)
 
 
 def headers_with_story(failed: FailedRecord) -> bytes:
-    """The header cell of a dead letter: the record's own headers, then its story."""
+    """The header cell of a dead letter: the record's own headers, then the failure metadata."""
     own = [] if failed.headers is None else decode_headers(failed.headers)
     story = {
         "reason": _cut(failed.reason),
@@ -172,7 +172,7 @@ def _readable(headers: bytes) -> list[tuple[str, bytes | None]]:
     try:
         return decode_headers(headers)
     except CorruptBlock:
-        return []  # a cell that no reader could read tells no story
+        return []  # a cell that no reader could read has no metadata
 
 
 def _json_entry(value: bytes | None) -> _JsonEntry | None:

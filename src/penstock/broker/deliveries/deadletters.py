@@ -1,11 +1,11 @@
-"""Dead letters: records that could not be dealt with, put aside with their story, to be looked at, replayed or thrown away.
+"""Dead letters: records that could not be processed, kept with failure metadata, to be listed, replayed or purged.
 
 Topic `orders` has its dead letters in the topic `orders.dlq`, made when the first one comes: a topic like any other, that every protocol
 can read. `append` is the one way in for subscriptions: a single append of the letter and of whatever marks the record as settled where it
 came from.
 
 A replay is a single append too: the record to its topic, with its own key and headers, and a mark in the table `__deadletters`. So it
-happens once, whoever asks how often, and whatever crashes. A mark is a bit, 4 096 letters to an entry of the table; marked letters are
+happens once, however often it is requested, through any crash. A mark is a bit, 4 096 letters to an entry of the table; marked letters are
 not listed any more, and go with their topic: by retention, or by a purge. If the log of a dead-letter topic lost its tail in a crash, so
 do the marks, because other letters will have those offsets.
 
@@ -121,7 +121,7 @@ class DeadLetters(Part):
     async def append(self, failed: Sequence[FailedRecord], changes: Sequence[PreparedChange[Any, Any]] = ()) -> None:
         """Append records to the dead-letter topics of their topics, together with changes of tables: all or nothing.
 
-        For the broker itself: whoever calls it has checked the rights. Raises TopicNotFound if a dead-letter topic does not exist, which
+        For the broker itself: the caller has checked the rights. Raises TopicNotFound if a dead-letter topic does not exist, which
         a purge may cause. After OutcomeUnknown only a restart can tell whether it happened; after any other error it did not.
         """
         by_topic: dict[str, list[FailedRecord]] = {}
@@ -147,7 +147,7 @@ class DeadLetters(Part):
     async def letters(self, principal: Principal, topic: str, count_max: int) -> list[DeadLetter]:
         """The dead letters of a topic that were not replayed, oldest first; fewer than asked for where they are many or large.
 
-        None where the topic has no dead-letter topic.
+        None if the topic has no dead-letter topic.
         """
         found: list[DeadLetter] = []
         size_bytes = 0
@@ -163,7 +163,7 @@ class DeadLetters(Part):
 
     @on_topic(Operation.READ)
     async def letter(self, principal: Principal, topic: str, letter_id: str) -> DeadLetter:
-        """Return one dead letter that was not replayed. Raises EntryNotFound where none is listed under this id."""
+        """Return one dead letter that was not replayed. Raises EntryNotFound if none is listed under this id."""
         return await self._find(topic, letter_id)
 
     @on_topic(Operation.WRITE)
@@ -171,7 +171,7 @@ class DeadLetters(Part):
     async def replay(
         self, principal: Principal, topic: str, letter_id: str, edit: Callable[[DeadLetter], DeadLetter] | None = None
     ) -> DeadLetter:
-        """Write a dead letter's record to its topic again, edited if asked for. Raises EntryNotFound where none is listed under this id.
+        """Write a dead letter's record to its topic again, edited if asked for. Raises EntryNotFound if none is listed under this id.
 
         A record with another key goes to the partition of that key.
         """
@@ -279,7 +279,7 @@ class DeadLetters(Part):
                     offset = block.next_offset
 
     async def _letter_at(self, topic: str, partition: int, offset: int) -> DeadLetter | None:
-        """The letter in one place, None where there is none or it was replayed."""
+        """The letter in one place, None if there is none or it was replayed."""
         info = self._existing(topic)
         if not 0 <= partition < info.config.partitions:
             return None

@@ -65,7 +65,7 @@ class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
     qos: int
     cursors: tuple[StoredCursor, ...]
     name: str = ""
-    """Readers that give the same name share a subscription; empty where it is known by its number alone."""
+    """Readers that give the same name share a subscription; empty if it is known by its number alone."""
     created_ms: int = 0
     owner: str = ""
     """The principal that created it; empty if its listener asks nobody who they are."""

@@ -45,10 +45,10 @@ from penstock.record_headers import decode_headers, encode_headers
 AT_MOST_ONCE: Final = 0
 AT_LEAST_ONCE: Final = 1
 ALWAYS_AT_LEAST_ONCE: Final = 2
-"""Of a subscription: also for records that were published with QoS 0."""
+"""For a subscription: also for records that were published with QoS 0."""
 QOS_HEADER: Final = "penstock-qos"
 QOS0_HEADERS: Final = encode_headers([(QOS_HEADER, b"0")])
-"""The header cell of a record that was published with QoS 0. Records without the header, whoever wrote them, count as QoS 1."""
+"""The header cell of a record that was published with QoS 0. Records without the header, of any protocol, count as QoS 1."""
 
 log = structlog.get_logger("penstock.broker.deliveries.subscription")
 
@@ -62,7 +62,7 @@ class DeliveryPolicy:
     """How often and how fast unacknowledged records come again, and how much one subscription may have in flight."""
 
     deliveries_max: int = 3
-    """Of one record; then it becomes a dead letter. As deployed BlipMQ brokers have it."""
+    """For one record; then it becomes a dead letter. As deployed BlipMQ brokers have it."""
     backoff_ms: int = 100
     """Until the second delivery; doubled for each one after it."""
     in_flight_max: int = 4096
@@ -84,9 +84,6 @@ class DeliveryPolicy:
 
     def delay_ms(self, deliveries: int) -> int:
         return self.backoff_ms << min(deliveries - 1, _BACKOFF_DOUBLINGS_MAX)
-
-    def wait_ms(self, deliveries: int) -> int:
-        return self.ack_ms or self.delay_ms(deliveries)
 
 
 class Delivery(NamedTuple):
@@ -162,7 +159,7 @@ class Subscription:
         *,
         restored_ms: int | None = None,
     ) -> None:
-        """`restored_ms` is given where the broker has started anew: records of QoS 0 from before are not delivered, because whether
+        """`restored_ms` is given where the broker has started again: records of QoS 0 from before are not delivered, because whether
         they were is not stored; unsettled ones are delivered again, at least once whatever their count."""
         self.id = subscription_id
         self.topic = stored.topic
@@ -219,7 +216,7 @@ class Subscription:
     # -- what a reader does -----------------------------------------------------------------------------------------------
 
     def take(self, now_ms: int) -> Delivery | NotInMemory | None:
-        """The next record, None where there is none to deliver now. Raises CorruptBlock, and TopicNotFound once that is gone."""
+        """The next record, None if there is none to deliver now. Raises CorruptBlock, and TopicNotFound once that is gone."""
         if self.is_moving:
             return None
         self.release_due(now_ms)
@@ -254,7 +251,7 @@ class Subscription:
                 await cursor.load()
 
     def acknowledge(self, tag: int, now_ms: int) -> bool:
-        """Settle a delivery. False where the tag is not in flight: unknown, settled already, or taken back for redelivery."""
+        """Settle a delivery. False if the tag is not in flight: unknown, settled already, or taken back for redelivery."""
         entry = self._in_flight.get(tag)
         if entry is None or entry.due_ms is None:
             return False
@@ -265,7 +262,7 @@ class Subscription:
         return True
 
     def refuse(self, tag: int, now_ms: int) -> bool:
-        """The reader could not deal with it: take it back after the delay of its delivery, or give it up if that was its last."""
+        """The reader could not handle it: take it back after the delay of its delivery, or give it up if that was its last."""
         entry = self._in_flight.get(tag)
         if entry is None or entry.due_ms is None:
             return False
@@ -277,13 +274,13 @@ class Subscription:
         return True
 
     def is_with_reader(self, tag: int, deliveries: int) -> bool:
-        """Whether whoever got this delivery of a record still has it: it was neither settled nor taken back."""
+        """Whether this delivery of a record is still in flight: neither settled nor taken back."""
         entry = self._in_flight.get(tag)
         return entry is not None and entry.due_ms is not None and entry.deliveries == deliveries
 
     def give_back(self, tag: int, deliveries: int, *, counts: bool) -> None:
         """Its reader has gone: it is the next to be delivered. `counts`: whether that was a delivery as any other, of which there are
-        so many, or one that perhaps nobody had looked at.
+        so many, or one that perhaps nobody had examined.
 
         Nothing happens where it was taken back before, and perhaps delivered to another.
         """
@@ -452,7 +449,7 @@ class Subscription:
         return index, self._cursors[index].start + number
 
     async def record(self, tag: int) -> Row | None:
-        """The record of a delivery, from disk where it must be; None where it is gone."""
+        """The record of a delivery, from disk where it must be; None if it is gone."""
         cursor, offset = self._place(tag)
         return await cursor.record(offset)
 
@@ -490,15 +487,15 @@ class Subscription:
             if taken is None or isinstance(taken, NotInMemory):
                 return taken
             offset, value, headers = taken
-            tag = self.tag(index, offset)
-            if self.qos == ALWAYS_AT_LEAST_ONCE or (self.qos and _qos_of(headers)):
+            tag = self._tags.tag(index, offset - cursor.start)
+            if self.qos == ALWAYS_AT_LEAST_ONCE or (self.qos and (headers is None or _qos_of(headers))):
                 self._deliver(tag, 1, now_ms, now_ms)
                 return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers)
             if offset >= cursor.qos0_from:
                 return Delivery(tag, AT_MOST_ONCE, index, offset, value, headers)
 
     def _take_again(self, now_ms: int) -> Delivery | NotInMemory | None:
-        """The first that waits; None where it is settled, expired or gone."""
+        """The first that waits; None if it is settled, expired or gone."""
         tag = self._waiting[0]
         entry = self._in_flight.get(tag)
         if entry is None or entry.due_ms is not None:
@@ -518,7 +515,7 @@ class Subscription:
         return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers, entry.deliveries + 1)
 
     def _deliver(self, tag: int, deliveries: int, now_ms: int, first_ms: int) -> None:
-        due_ms = now_ms + self.policy.wait_ms(deliveries)
+        due_ms = now_ms + (self.policy.ack_ms or self.policy.delay_ms(deliveries))
         self._in_flight[tag] = _InFlight(deliveries, due_ms, first_ms)
         if len(self._heap) > 2 * len(self._in_flight) + CHUNK_ROWS:
             self._heap = [(entry.due_ms, each) for each, entry in self._in_flight.items() if entry.due_ms is not None]
@@ -531,9 +528,9 @@ class Subscription:
         return len(self._in_flight) + len(self._exhausted) >= self.policy.in_flight_max
 
     def _remove(self, tag: int) -> None:
-        full = self._full
+        may_wake = bool(self._watchers) and self._full
         del self._in_flight[tag]
-        if full:
+        if may_wake:
             self.wake()
 
     def _give_up(self, tag: int, entry: _InFlight, reason: str) -> None:
@@ -541,9 +538,7 @@ class Subscription:
         self._exhausted[tag] = Exhausted(tag, reason, entry.deliveries, entry.first_ms)
 
 
-def _qos_of(headers: bytes | None) -> int:
-    if headers is None:
-        return AT_LEAST_ONCE
+def _qos_of(headers: bytes) -> int:
     if headers == QOS0_HEADERS:
         return AT_MOST_ONCE
     return AT_MOST_ONCE if (QOS_HEADER, b"0") in decode_headers(headers) else AT_LEAST_ONCE

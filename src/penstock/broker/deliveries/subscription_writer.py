@@ -2,7 +2,7 @@
 
 An acknowledgement counts at once in memory and is durable when the next write comes back. There is at most one write of states on its
 way: what is acknowledged meanwhile, in whichever subscription, becomes the next one. So a reader never waits for the disk, many
-acknowledgements cost one append, and `when_durable` tells whoever wants to know.
+acknowledgements cost one append, and `when_durable` calls back.
 
 Exhausted records become dead letters apart from that, one subscription at a time: one atomic append of the dead letters and of the
 state without them. A subscription whose dead letters cannot be written (there may be no room for another topic) is tried again every

@@ -186,7 +186,7 @@ class Subscriptions(Part):
     ) -> list[Delivery] | NotInMemory:
         """The next records of a subscription: as many as there are, until either bound is reached.
 
-        If they are not in memory, await `load` and take again. If the one after them cannot be read, that is said to whoever asks for it.
+        If they are not in memory, await `load` and take again. If the one after them cannot be read, a request for it gets the error.
         """
         subscription.used_s = self._clock.monotonic()
         self._reading[subscription.id] = subscription
@@ -219,7 +219,7 @@ class Subscriptions(Part):
 
     @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def acknowledge(self, principal: Principal, topic: str, subscription: Subscription, tag: int) -> bool:
-        """Settle a delivery; False where it is not in flight."""
+        """Settle a delivery; False if it is not in flight."""
         subscription.used_s = self._clock.monotonic()
         acknowledged = subscription.acknowledge(tag, self._clock.now_ms())
         if acknowledged:
@@ -243,7 +243,7 @@ class Subscriptions(Part):
 
     @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def refuse(self, principal: Principal, topic: str, subscription: Subscription, tag: int) -> bool:
-        """Have a delivery repeated, or made a dead letter if that was its last; False where it is not in flight."""
+        """Have a delivery repeated, or made a dead letter if that was its last; False if it is not in flight."""
         refused = subscription.refuse(tag, self._clock.now_ms())
         if subscription.exhausted:
             self._writer.dead_letter_soon(subscription)
@@ -273,7 +273,7 @@ class Subscriptions(Part):
 
         `delivered`: tags, and the number of each one's delivery, in the order in which the reader got them. `first_counts`: the reader
         may have been at work on the first of them, so for that one it was a delivery; a record that nobody survives must become a dead
-        letter some day. The others behind it perhaps nobody looked at.
+        letter some day. The others behind it perhaps nobody examined.
         """
         had = (tag for tag, deliveries in delivered if subscription.is_with_reader(tag, deliveries))
         at_work_on = next(had, None) if first_counts else None
@@ -301,7 +301,7 @@ class Subscriptions(Part):
         return chain(self._by_name.values(), (each for each in self._by_id.values() if not each.name))
 
     def when_durable(self, done: OnDurable) -> None:
-        """Call `done` once everything acknowledged so far is on disk, at once where it is; with the error where it cannot be."""
+        """Call `done` once everything acknowledged so far is on disk, at once where it is; with the error if it cannot be."""
         self._writer.when_durable(done)
 
     async def write_dead_letters(self) -> None:

@@ -12,7 +12,7 @@ has the generation in which it was made. A commit names both the member and that
 belong to the member any more, or if that was an earlier grant.
 
 **State survives a crash.** Members, their partitions and the generation are entries of the table `__members`. A grant is on disk before
-the member is told of it, so a broker that starts again knows every owner there can be; members get a full session to come back. What a
+the member learns of it, so a broker that starts again knows every possible owner; members get a full session to come back. What a
 crash can undo is a release or the end of a session, and then the partition is given to nobody until that happens again.
 
 A static member has an instance id. A new member with the same instance id takes its place and its partitions at once, and fences it.

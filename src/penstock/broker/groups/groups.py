@@ -221,7 +221,7 @@ class Groups:
     def _checked_epoch(self, info: TopicInfo, key: OffsetKey, offset: int) -> int:
         """Return the partition's epoch. Raises OffsetOutOfRange for an offset beyond the end of a log that was cut.
 
-        Whoever commits it read records that are lost. It would skip those that get their offsets.
+        A reader that commits it has read records that are lost, and would skip those that get their offsets.
         """
         partition = self._engine.partition(info.name, key.partition)
         cut = position_of_client(partition, offset)
@@ -233,7 +233,7 @@ class Groups:
         return partition.epoch
 
     def committed(self, topic: str, group: str, partition: int) -> int | None:
-        """The next offset to read, None where none was committed. Raises GroupNotFound where there is no such group."""
+        """The next offset to read, None if none was committed. Raises GroupNotFound if there is no such group."""
         state = self._groups.get((topic, group))
         if state is not None:
             entry = state.offsets.get(partition)
@@ -244,7 +244,7 @@ class Groups:
         raise _not_found(group, topic)
 
     async def delete(self, group: str, topic: str | None) -> None:
-        """Delete the group's offsets and forget its members, in one topic or in all. Raises GroupNotFound where there is none."""
+        """Delete the group's offsets and forget its members, in one topic or in all. Raises GroupNotFound if there is none."""
         pairs = [pair for pair, state in self._named(group, topic) if self._known(pair[0], state)]
         if not pairs:
             raise _not_found(group, topic)
@@ -359,7 +359,7 @@ class Groups:
         return len(self._groups)
 
     def describe(self, group: str, topic: str | None) -> list[GroupInfo]:
-        """The group in one topic or in each topic it reads. Raises GroupNotFound where there is none."""
+        """The group in one topic or in each topic it reads. Raises GroupNotFound if there is none."""
         found = [self._info(pair, state) for pair, state in self._named(group, topic) if self._known(pair[0], state)]
         if not found:
             raise _not_found(group, topic)

@@ -21,13 +21,13 @@ from penstock.log.api import Engine, Partition, follow_all
 
 LAGS_MAX: Final = 2_000
 LOOKUPS_MAX: Final = 500
-"""Of one report; each may read a block from disk. Rows beyond it have no age until a later report has looked them up."""
+"""Per report; each may read a block from disk. Rows beyond it have no age until a later report has looked them up."""
 TIMESTAMPS_KEPT_MAX: Final = 10_000
 
 
 class Lag(NamedTuple):
     committed: int | None
-    """The next offset to read, None where the group has committed none: it is then at the start of the partition."""
+    """The next offset to read, None if the group has committed none: it is then at the start of the partition."""
     committed_end: int
     records: int
 

@@ -33,7 +33,7 @@ class StoredMember(msgspec.Struct, frozen=True, array_like=True):
     owned: dict[str, tuple[str, dict[int, int]]] = {}
     """By topic: the id of the topic, and the generation in which each partition was granted."""
     initial: dict[str, Topic] = {}
-    """Of a group, as in `Group.initial`."""
+    """For a group, as in `Group.initial`."""
 
 
 class Session(NamedTuple):

@@ -130,7 +130,7 @@ class Monitoring(Part):
 
     @on_broker(Operation.ADMIN)
     async def subscription_statuses(self, principal: Principal, rows_max: int) -> list[SubscriptionStatus]:
-        """Return at most so many subscriptions, those with a name first, for metrics."""
+        """Return at most this many subscriptions, those with a name first, for metrics."""
         lookups = Lookups()
         chosen = list(islice(self._subscriptions.all(), rows_max))
         return [await self._subscription_status(each, lookups) for each in chosen]

@@ -2,7 +2,7 @@
 
 The broker hands out the ids, at random, and keeps them: only so is a producer that it has forgotten told from one that is new, and a
 request that is sent again refused rather than stored twice. The sequence numbers are those of requests, not of partitions, because the
-broker chooses the partitions of records without a key: whoever sends again finds where they went by the number of the request.
+broker chooses the partitions of records without a key: a repeated request finds where they went by its number.
 
 Records and the entry that tells where they are go to the log in one append over several partitions, whose entry is made once their
 offsets are decided and may show in the table later (`LateBatch`). In a topic without fsync that would cost the flush that the topic does
@@ -66,9 +66,9 @@ from penstock.log.block import Block
 FORGOTTEN_PER_APPEND_MAX: Final = 1024
 """Producers that are removed from the log at a time."""
 _PLACE_BYTES_MAX: Final = 32
-"""Of one place in an entry."""
+"""Per place in an entry."""
 _FIELDS_BYTES_MAX: Final = 64
-"""Of an entry's fields of a fixed size."""
+"""Fields of a fixed size in an entry."""
 _REASON_BYTES_MAX: Final = 4 * REASON_CHARACTERS_MAX + 64
 _STORED_SOMEWHERE: Final = "the records are stored, but the log has not told at which offsets"
 _ENTRY_BYTES: Final = 64
@@ -191,8 +191,9 @@ class IdempotentProducers(Part):
                 stray.pop(key, None) if entry is None else stray.setdefault(key)
             elif isinstance(entry, StoredRequest):
                 assert value is not None
-                known.sequences.settle_below(entry.floor)
-                known.sequences.keep(entry.sequence, value)
+                if entry.floor > known.sequences.floor:
+                    known.sequences.settle_below(entry.floor)
+                known.sequences.end(entry.sequence, value)
                 known.slots |= 1 << named.slot
                 known.last_ms = time_ms
                 self._known.move_to_end(named.producer)
@@ -345,17 +346,17 @@ class IdempotentProducers(Part):
         schema: str | None,
         done: OnWritten,
     ) -> None:
-        info = self._engine.topic(topic)
-        logged = info.config.durability.mode == "fsync"
-        if not logged and request.resent and known.sequences.may_be_forgotten(request.sequence):
-            raise OutcomeUnknown(
-                f"outcome unknown: the broker was restarted since these records were sent first, and topic {topic} has durability "
-                f"{info.config.durability}: look whether they are stored before you send them again"
-            )
+        if request.resent and known.sequences.may_be_forgotten(request.sequence):
+            durability = self._engine.topic(topic).config.durability
+            if durability.mode != "fsync":
+                raise OutcomeUnknown(
+                    f"outcome unknown: the broker was restarted since these records were sent first, and topic {topic} has durability "
+                    f"{durability}: look whether they are stored before you send them again"
+                )
         if self._tracing is not None:
             batch, end = self._tracing.produce(topic, batch)
             done = ending(end, done, _error_of)
-        write = _Write(self, known, request, topic, batch.count, logged=logged)
+        write = _Write(self, known, request, topic, batch.count)
         known.sequences.begin(request.sequence, done)
         self._writes += 1
         try:
@@ -381,8 +382,9 @@ class IdempotentProducers(Part):
         late: LateBatch,
         done: Callable[[Sequence[Appended] | PenstockError | None], None],
     ) -> None:
-        """Append records and the entry of their request, all or nothing. `done` gets None if they are stored as the entry tells."""
-        self._engine.append_atomic([*parts, BatchFor(self._open(), late)], lambda result: once_known(result, done))
+        """Append records and the entry of their request, all or nothing: unless `done` gets an error, they are where the entry tells."""
+        entries = self._partition or self._open()
+        self._engine.append_atomic([*parts, BatchFor(entries, late)], partial(once_known, known=done))
 
     def settle(self, known: _Producer, sequence: int, entry: bytes | None, outcome: Written | PenstockError) -> None:
         """A request has ended; `entry` is its answer, if something was stored."""
@@ -409,7 +411,6 @@ class _Write:
         "_entry",
         "_known",
         "_left",
-        "_logged",
         "_owner",
         "_refused",
         "_request",
@@ -423,15 +424,12 @@ class _Write:
         request: Sequenced,
         topic: str,
         count: int,
-        *,
-        logged: bool,
     ) -> None:
         self._owner = owner
         self._known = known
         self._request = request
         self._topic = topic
         self._count = count
-        self._logged = logged
         self._column: list[int] = []
         self._refused: list[tuple[int, PenstockError]] = []
         self._entry = b""
@@ -452,7 +450,7 @@ class _Write:
         else:
             spread = self._spread(accepted)
             parts = [BatchFor(self._owner.handle(self._topic, index), part) for index, part in spread.items()]
-        if self._logged:
+        if accepted.topic.config.durability.mode == "fsync":
             self._append_logged(parts)
         else:
             self._append_unlogged(parts)
@@ -469,7 +467,7 @@ class _Write:
         values = list(batch.values)  # they are picked one by one, which is slow for a column of one piece
         rows = Batch(values, batch.keys, batch.headers, batch.expiries, size_bytes=batch.size_bytes)
         records = TransactionRecords()
-        records.add(self._topic, accepted.topic_id, accepted.partitions, rows)
+        records.add(self._topic, accepted.topic.id, accepted.partitions, rows)
         return {destination.partition: part for destination, part in records.batches()}
 
     def _append_logged(self, parts: Sequence[BatchFor]) -> None:
@@ -477,22 +475,20 @@ class _Write:
         key = encode(ProducerKey(self._request.producer, slot))
         column = compressed(self._column) if self._column else b""
         reasons = kept_reasons(self._refused) if self._refused else ()
-        partitions = [part.partition for part in parts]
+        places: list[Place] = []
 
-        def make(places: Mapping[Partition, Appended]) -> Batch:
-            found = [Place(partition.index, *places[partition]) for partition in partitions]
-            self._entry = encode(self._stored(column, found, reasons))
+        def make(found: Mapping[Partition, Appended]) -> Batch:
+            places.clear()
+            for partition, _ in parts:
+                places.append(Place(partition.index, *found[partition]))
+            self._entry = self._encoded(column, places, reasons)
             return Batch([self._entry], [key])
 
         def done(result: Sequence[Appended] | PenstockError | None) -> None:
             if isinstance(result, PenstockError):
                 self._settle(None, result)
-            elif result is None:
-                self._settle(self._entry, written(_REQUESTS.decode(self._entry)))
             else:
-                landed = zip(partitions, result, strict=False)
-                places = [Place(partition.index, *place) for partition, place in landed]
-                self._settle(self._entry, Written(self._column, places, self._refused))
+                self._settle(self._entry, Written(self._column, tuple(places), self._refused))
 
         size_bytes = (
             len(key)
@@ -536,14 +532,12 @@ class _Write:
             failed = [(row, failures[index]) for row, index in enumerate(self._column) if index in failures]
             self._refused = sorted([*self._refused, *failed], key=lambda each: each[0])
             self._column = [NOT_STORED if index in failures else index for index in self._column]
-        entry = encode(self._stored(compressed(self._column), places, kept_reasons(self._refused)))
+        entry = self._encoded(compressed(self._column), places, kept_reasons(self._refused))
         self._settle(entry, Written(self._column, places, self._refused))
 
-    def _stored(
-        self, column: bytes, places: Sequence[Place], reasons: tuple[tuple[int, str, str], ...]
-    ) -> StoredRequest:
-        request = self._request
-        return StoredRequest(request.sequence, request.floor, self._topic, self._count, column, tuple(places), reasons)
+    def _encoded(self, column: bytes, places: Sequence[Place], reasons: tuple[tuple[int, str, str], ...]) -> bytes:
+        _, sequence, floor, _ = self._request
+        return encode(StoredRequest(sequence, floor, self._topic, self._count, column, tuple(places), reasons))
 
     def _settle(self, entry: bytes | None, outcome: Written | PenstockError) -> None:
         self._owner.settle(self._known, self._request.sequence, entry, outcome)

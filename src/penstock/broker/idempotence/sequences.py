@@ -4,7 +4,7 @@ A producer numbers its requests from 0. With each it says the lowest number whos
 settled, whatever became of it, and is forgotten here. So at most IN_FLIGHT_MAX answers are kept, and what is neither kept nor in flight
 but not below the floor was certainly not stored: it may be, however often it was refused before.
 
-Numbers may be left out: a request may have been refused before it came here, for its topic or its principal, while those behind it were
+Numbers may be left out: a request may have been refused before it came here, for its topic or its principal, while those after it were
 on their way already. A number that is further from the floor than requests may be in flight is a fault of the client, and is refused, as
 is one below the floor: it may have been stored, and its answer is forgotten.
 """
@@ -59,7 +59,8 @@ class Sequences(Generic[_Answer, _Waiter]):
                 f"sequence {sequence} is out of order: the lowest without an answer is {floor}, and a producer has at most "
                 f"{IN_FLIGHT_MAX} requests in flight"
             )
-        self.settle_below(floor)
+        if floor > self.floor:
+            self.settle_below(floor)
         if sequence < self.floor:
             raise OutOfOrderSequence(
                 f"sequence {sequence} is out of order: the producer has said that all below {self.floor} are settled"
@@ -77,11 +78,11 @@ class Sequences(Generic[_Answer, _Waiter]):
         return self.this_run_from is None or sequence < self.this_run_from
 
     def settle_below(self, floor: int) -> None:
-        if floor > self.floor:
-            self.floor = floor
-            answers = self.answers
-            for sequence in [each for each in answers if each < floor]:
-                del answers[sequence]
+        """Forget the answers below a floor that has risen."""
+        self.floor = floor
+        for sequence in tuple(self.answers):
+            if sequence < floor:
+                del self.answers[sequence]
 
     def begin(self, sequence: int, waiter: _Waiter) -> None:
         """A request that is new is being stored."""
@@ -93,10 +94,6 @@ class Sequences(Generic[_Answer, _Waiter]):
 
     def end(self, sequence: int, answer: _Answer | None) -> list[_Waiter]:
         """Keep the answer of a request that was stored, None if nothing of it was; returns who is to be told."""
-        if answer is not None:
-            self.keep(sequence, answer)
-        return self.in_flight.pop(sequence, [])
-
-    def keep(self, sequence: int, answer: _Answer) -> None:
-        if sequence >= self.floor:
+        if answer is not None and sequence >= self.floor:
             self.answers[sequence] = answer
+        return self.in_flight.pop(sequence, [])

@@ -25,7 +25,8 @@ REASONS_MAX: Final = 32
 REASON_CHARACTERS_MAX: Final = 300
 """Of the reasons why records of a request were refused, which are kept in case it is sent again."""
 _REASON_NOT_KEPT: Final = "refused; the reason was not kept: send the record by itself to hear it"
-_ENCODER: Final = msgspec.msgpack.Encoder()
+encode: Final = msgspec.msgpack.Encoder().encode
+"""Of keys and entries."""
 
 
 class ProducerKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -54,7 +55,7 @@ class StoredRequest(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     topic: str
     count: int
     column: bytes
-    """Of each record the partition (NOT_STORED if it was refused), as compressed uint16; empty if all are in the one place."""
+    """For each record the partition (NOT_STORED if it was refused), as compressed uint16; empty if all are in the one place."""
     places: tuple[Place, ...]
     refused: tuple[tuple[int, str, str], ...]
     """Row, code and message of records that were refused; not of all if they are many."""
@@ -64,13 +65,9 @@ class Written(NamedTuple):
     """What became of the records of a request."""
 
     partitions: Sequence[int]
-    """Of each record, NOT_STORED if it was refused; empty if all are in the one place."""
+    """For each record, NOT_STORED if it was refused; empty if all are in the one place."""
     places: Sequence[Place]
     refused: Sequence[tuple[int, PenstockError]]
-
-
-def encode(entry: ProducerKey | StoredProducer | StoredRequest) -> bytes:
-    return _ENCODER.encode(entry)
 
 
 def compressed(partitions: Sequence[int]) -> bytes:

@@ -84,7 +84,7 @@ def select(
     out_of_time: Callable[[], bool],
     check: Check,
 ) -> tuple[list[int], int]:
-    """The rows that match, and how many rows were looked at: fewer than there are once matches or time are used up."""
+    """The rows that match, and how many rows were examined: fewer than there are once matches or time are used up."""
     rows: list[int] = []
     for row, value in enumerate(values):
         if row % ROWS_PER_CHECK == 0:

@@ -32,16 +32,16 @@ class Placed(NamedTuple):
 
     topic_id: str
     partitions: list[int]
-    """Of each record."""
+    """For each record."""
 
 
 class Accepted(NamedTuple):
     """The records of a run that may be appended, and where."""
 
-    topic_id: str
+    topic: TopicInfo
     batch: Batch
     partitions: list[int]
-    """Of each record of the batch."""
+    """For each record of the batch."""
     faults: Faults | None
     """The rows that are not in the batch; None if all of them are."""
 
@@ -68,8 +68,7 @@ class Producer:
 
         Return whether some are refused. `done` is never called before this returns. Raises what concerns the call as a whole.
         """
-        info = self._check_columns(topic, partition, batch)
-        faults = self._faults(info, partition, batch, units, faults)
+        info, faults = self._check(topic, partition, batch, units, faults)
         if faults is not None:
             rows = faults.accepted(len(batch))
             done = partial(_report_refused, rows, _refused(faults), done)
@@ -92,8 +91,7 @@ class Producer:
         self, topic: str, partition: int | Sequence[int], batch: Batch, faults: Faults | None = None
     ) -> Accepted:
         """Check rows and choose the partition of each as `produce` does, but append nothing. Each row is a unit."""
-        info = self._check_columns(topic, partition, batch)
-        faults = self._faults(info, partition, batch, None, faults)
+        info, faults = self._check(topic, partition, batch, None, faults)
         if faults is not None:
             rows = faults.accepted(len(batch))
             partition, batch = _pick_partitions(partition, rows), _pick(batch, rows)
@@ -103,12 +101,11 @@ class Producer:
             partitions = [partition] * batch.count
         else:
             partitions = self._route(info, partition, batch).tolist() if batch.count else []
-        return Accepted(info.id, batch, partitions, faults)
+        return Accepted(info, batch, partitions, faults)
 
     def place(self, topic: str, partition: int | Sequence[int], batch: Batch) -> Placed:
         """Do as `select`, but raise the first fault: all records are one unit."""
-        info = self._check_columns(topic, partition, batch)
-        faults = self._faults(info, partition, batch, [len(batch)], None)
+        info, faults = self._check(topic, partition, batch, [len(batch)], None)
         if faults is not None:
             raise faults.errors[0]
         return Placed(info.id, self._route(info, partition, batch).tolist())
@@ -125,29 +122,27 @@ class Producer:
     def forget_topic(self, topic: str) -> None:
         self._turns.pop(topic, None)
 
-    def _check_columns(self, topic: str, partition: int | Sequence[int], batch: Batch) -> TopicInfo:
-        """Return the topic. Raises what concerns all rows: there is no such topic, no row, or a column of another length."""
+    def _check(
+        self,
+        topic: str,
+        partition: int | Sequence[int],
+        batch: Batch,
+        units: Sequence[int] | None,
+        faults: Faults | None,
+    ) -> tuple[TopicInfo, Faults | None]:
+        """Return the topic, and `faults` with what is wrong with rows. A sound run costs a few comparisons, whatever its length.
+
+        Raises what concerns all rows: there is no such topic, no row, or a column of another length.
+        """
         info = self._engine.topic(topic)
-        count = len(batch.values)
-        for column in (batch.keys, batch.headers, batch.expiries):
+        keys, count, size_bytes, limits = batch.keys, batch.count, batch.size_bytes, self._limits
+        for column in (keys, batch.headers, batch.expiries):
             if column is not None and len(column) != count:
                 raise InvalidRequest(f"{count} values came with {len(column)} keys, headers or expiries: send as many")
         if not isinstance(partition, int) and len(partition) != count:
             raise InvalidRequest(f"{count} values came with {len(partition)} partitions: send as many")
         if not count:
             raise InvalidRequest("no records to write: send at least one")
-        return info
-
-    def _faults(
-        self,
-        info: TopicInfo,
-        partition: int | Sequence[int],
-        batch: Batch,
-        units: Sequence[int] | None,
-        faults: Faults | None,
-    ) -> Faults | None:
-        """Add to `faults` what is wrong with rows. A sound run costs a few comparisons, whatever its length."""
-        keys, size_bytes, limits = batch.keys, batch.size_bytes, self._limits
         lowest, highest = (partition, partition) if isinstance(partition, int) else (min(partition), max(partition))
         if (
             (info.config.cleanup == "compact" and (keys is None or None in keys))
@@ -159,7 +154,7 @@ class Producer:
         ):
             faults = faults or Faults(units)
             self._refuse_rows(info, partition, batch, faults)
-        return faults
+        return info, faults
 
     def _refuse_rows(self, info: TopicInfo, partition: int | Sequence[int], batch: Batch, faults: Faults) -> None:
         limits, last = self._limits, info.config.partitions - 1

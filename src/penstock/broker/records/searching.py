@@ -30,7 +30,7 @@ PATH_STEPS_MAX = 64
 PATH_INDEX_MAX = 99
 """The highest index of an array element: those before it are skipped one by one."""
 WINDOW_BYTES = 256 << 10
-"""Of a value that are searched for text at a time; a window of non-ASCII text takes about 2 ms."""
+"""How much of a value is searched for text at a time; a window of non-ASCII text takes about 2 ms."""
 _TOO_COMPLEX = "filter is too complex: use a simpler expression, with smaller repetition counts"
 _NOT_IN_NAMES = frozenset('"\\')
 

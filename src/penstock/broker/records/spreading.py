@@ -1,8 +1,8 @@
 """Runs that go to many partitions of a topic at once.
 
-Splitting every run by itself would make a run of a hundred records a hundred appends. So runs gather while those before them are being
-committed, as appends do in the log, and go to the partitions together: one sort, one append for each partition, whatever the number of
-runs. Each run hears the partition and the offset of each of its records, as columns.
+Splitting every run by itself would make a run of a hundred records a hundred appends. So runs gather until those before them are
+committed and answered, and go to the partitions together: one sort, one append for each partition, whatever the number of runs. Each run
+hears the partition and the offset of each of its records, as columns.
 
 Records keep their order: of all that gathered, those for one partition are appended in the order they came.
 """
@@ -156,8 +156,10 @@ class _Group:
         self._results[part] = result
         self._left -= 1
         if not self._left:
-            # The next group starts before these runs are answered: the disk works while the loop builds replies.
-            self._on_disk()
+            # The next group starts in the next turn of the loop, after the answers and with what clients send on them. Started before
+            # them, it would leave clients that pipeline in two halves that take turns, and each of its partitions costs the same
+            # however few records it gets.
+            asyncio.get_running_loop().call_soon(self._on_disk)
             _answer_all(self._runs, self._placed())
 
     def _placed(self) -> Sequence[list[Placement] | Scattered]:
@@ -227,7 +229,7 @@ def _arranged_values(batches: list[Batch], order: list[int]) -> Sequence[bytes |
 def _arranged(
     batches: list[Batch], columns: Sequence[Sequence[_Cell] | None], absent: _Cell, order: list[int]
 ) -> list[_Cell] | None:
-    """One column of all batches, in the order given; None where no batch has it."""
+    """One column of all batches, in the order given; None if no batch has it."""
     if all(column is None for column in columns):
         return None
     joined: list[_Cell] = []

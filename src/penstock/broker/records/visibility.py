@@ -1,7 +1,7 @@
 """Which records a reader may see: those whose time to live has not ended.
 
 Expiry is a matter of reading: an expired record keeps its offset and its bytes until retention takes them, and no reader of any protocol
-is shown it. Readers go on behind it, so whoever is told the next offset is told one that lies past it.
+is shown it. Readers continue after it, so a next offset always lies past it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.log.block import Block
+from penstock.log.block import EXPIRIES, Block
 
 
 def visible_rows(block: Block, start: int, stop: int, now_ms: int) -> Sequence[int] | None:
-    """The rows from `start` to `stop` that a reader may see, None where that is all of them.
+    """The rows from `start` to `stop` that a reader may see, None if that is all of them.
 
     Blocks without a single expiry, which are nearly all, cost one test of a flag.
     """
-    expiries = block.expiry_column()
+    expiries = block.expiry_column() if block.flags & EXPIRIES else None
     if expiries is None:
         return None
     part = expiries[start:stop]

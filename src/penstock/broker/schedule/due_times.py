@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-# Sorting so many takes about a millisecond; a million entries are then 61 runs.
+# Sorting this many takes about a millisecond; a million entries are then 61 runs.
 RUN_ENTRIES: Final = 1 << 14
 _REMOVED: Final = -1
 
@@ -62,7 +62,7 @@ class _Run:
 
 
 class DueTimes:
-    """Entries are told apart by their offsets; each is added once."""
+    """Entries are identified by their offsets; each is added once."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -75,7 +75,7 @@ class DueTimes:
 
     @property
     def next_due_ms(self) -> int | None:
-        """The earliest due time, None where nothing waits."""
+        """The earliest due time, None if nothing waits."""
         heads = [head for run in self._runs if (head := run.peek()) is not None]
         fresh = self._peek_fresh()
         if fresh is not None:
@@ -109,12 +109,12 @@ class DueTimes:
         return True
 
     def following(self, after: Due, count_max: int) -> list[Due]:
-        """Return the earliest entries after one, in order, so many at most; they stay."""
+        """Return the earliest entries after one, in order, at most this many; they stay."""
         fresh = heapq.nsmallest(count_max, (due for due in self._fresh_live if due > after))
         return list(islice(heapq.merge(fresh, *(run.following(after) for run in self._runs)), count_max))
 
     def take_until(self, due_ms: int, count_max: int) -> list[Due]:
-        """Take the earliest entries that are due at a time or before, in order, so many at most."""
+        """Remove and return the earliest entries that are due by a time, in order, at most this many."""
         self._runs = [run for run in self._runs if run.peek() is not None]
         heads = [(head, at) for at, run in enumerate(self._runs) if (head := run.peek()) is not None]
         heapq.heapify(heads)

@@ -53,9 +53,9 @@ from penstock.stats import DURATION_BOUNDS_S, Histogram
 AHEAD_MS: Final = 250
 READY_ENTRIES_MAX: Final = 8192
 READY_BYTES_MAX: Final = 16 << 20
-# Decoding so many takes some 5 ms of the event loop, which then sees to others first.
+# Decoding this many takes some 5 ms of the event loop, which then serves others first.
 READ_ENTRIES_MAX: Final = 1024
-# One append: a commit of some 4 MB takes about as long as a smaller one, and nothing else waits long behind it.
+# One append: a commit of some 4 MB takes about as long as a smaller one, and nothing else waits long for it.
 DELIVERY_RECORDS_MAX: Final = 2048
 DELIVERY_BYTES_MAX: Final = 4 << 20
 # How soon a jump of the wall clock is noticed.
@@ -226,7 +226,7 @@ class Schedule(Part):
     @on_topic(Operation.WRITE)
     @run_to_completion
     async def cancel(self, principal: Principal, topic: str, entry_id: str) -> None:
-        """End an entry before its time. Raises EntryNotFound where none of this topic waits under that id: it may be delivered."""
+        """End an entry before its time. Raises EntryNotFound if none of this topic waits under that id: it may be delivered."""
         due = _parse_id(entry_id)
         if due is None or not self._claim(due):
             raise _not_waiting(topic, entry_id)
@@ -249,7 +249,7 @@ class Schedule(Part):
     async def list_pending(self, principal: Principal, topic: str = "", after: str = "") -> PendingPage:
         """Return what waits by the time it is due, of all topics or of one, after an entry or from the first on.
 
-        A page is what could be read of so many entries, those of the topic or not: it may be empty and yet not the last.
+        A page covers this many entries, those of other topics included: it may be empty and yet not the last.
         """
         last = _parse_id(after) if after else (0, -1)
         if last is None:

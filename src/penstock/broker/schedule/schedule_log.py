@@ -96,7 +96,7 @@ class ScheduleLog:
         return BatchFor(self.partition, Batch([None] * len(entries), [entry.log_key for entry in entries]))
 
     async def read(self, wanted: Sequence[Due], bytes_max: int) -> list[Loaded] | None:
-        """The entries, or None where they are larger than allowed together. One that cannot be read is left out, with a line in the
+        """The entries, or None if they are larger than allowed together. One that cannot be read is left out, with a line in the
         log: a broker that delivers the others is better than one that stands still."""
         found: list[Loaded] = []
         size_bytes = 0
@@ -123,7 +123,7 @@ class ScheduleLog:
 
 
 def _keys_of(block: Block) -> tuple[Int64s, Int64s, Int64s]:
-    """Numbers, due times (-1 where the record ends an entry) and offsets."""
+    """Numbers, due times (-1 if the record ends an entry) and offsets."""
     columns = block.columns()
     keys = columns.keys
     if keys is None or len(keys.data) != _KEY.size * block.count or (np.diff(keys.offsets) != _KEY.size).any():

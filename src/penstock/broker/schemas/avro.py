@@ -106,7 +106,7 @@ def _check(schema: Any) -> None:
         for field in schema["fields"]:
             name = field["name"]
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
-                raise SchemaInvalid(f"field name {name!r} is not a letter or _ with letters, digits and _ behind it")
+                raise SchemaInvalid(f"field name {name!r} is not a letter or _ followed by letters, digits and _")
             if name in names:
                 raise SchemaInvalid(f"record {schema['name']} has two fields named {name}")
             names.add(name)

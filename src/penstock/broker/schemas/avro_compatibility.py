@@ -26,7 +26,7 @@ _READS: Final[dict[str, frozenset[str]]] = {
 
 
 def problems_reading(reader: Any, reader_named: dict[str, Any], writer: Any, writer_named: dict[str, Any]) -> list[str]:
-    """Why the reader cannot read everything of the writer; empty where it can."""
+    """Why the reader cannot read everything of the writer; empty if it can."""
     problems = _Resolution(reader_named, writer_named).problems(reader, writer, "")
     return list(dict.fromkeys(map(shortened, problems)))[:REASONS_MAX]
 

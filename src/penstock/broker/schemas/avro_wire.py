@@ -128,7 +128,7 @@ class Walks:
 
 
 def _number(data: bytes, position: int) -> tuple[int, int]:
-    """A zig-zag number and the position behind it."""
+    """A zig-zag number and the position after it."""
     byte = data[position]
     position += 1
     number, shift = byte & 0x7F, 7

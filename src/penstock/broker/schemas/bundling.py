@@ -16,7 +16,7 @@ import msgspec
 from penstock.errors import SchemaInvalid
 
 REFERENCES_MAX: Final = 100
-"""Of one definition."""
+"""Per definition."""
 _PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
 

@@ -1,7 +1,7 @@
 """Records as JSON, for people: what a value says, read with the schema that its topic is bound to.
 
 A value is checked first and read only if it is sound, so that bytes from before the binding, or from elsewhere, cannot make a reader run
-for ever. This happens in a worker thread, record by record, up to a bound on the bytes of one call.
+forever. This happens in a worker thread, record by record, up to a bound on the bytes of one call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Writing(NamedTuple):
     """Without its frame."""
     version: Version
     message: str
-    """Of a Protobuf schema; empty for its first, unless `path` says which."""
+    """For a Protobuf schema; empty for its first, unless `path` says which."""
     path: tuple[int, ...] | None
     schema: str
     """The version in words."""

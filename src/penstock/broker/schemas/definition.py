@@ -34,7 +34,7 @@ class Checker(Protocol):
     """Checks records against one definition. Knows nothing of tombstones: a record without a value is not handed to it."""
 
     message_path: tuple[int, ...]
-    """Of a Protobuf message: its place in the definition, or in the message around it, and so on. Empty for other kinds."""
+    """For a Protobuf message: its place in the definition, or in the message around it, and so on. Empty for other kinds."""
 
     def first_fault(self, values: Sequence[bytes]) -> Fault | None: ...
 
@@ -84,14 +84,14 @@ class Definition(ABC):
 
     @abstractmethod
     def checker(self, message: str) -> Checker:
-        """`message` names a Protobuf message; empty for the only or first one. Raises InvalidRequest where there is none such."""
+        """`message` names a Protobuf message; empty for the only or first one. Raises InvalidRequest if there is none such."""
 
     @abstractmethod
     def problems_reading(self, writer: Self) -> list[str]:
-        """Why a reader with this definition cannot read every record of a writer with the other; empty where it can."""
+        """Why a reader with this definition cannot read every record of a writer with the other; empty if it can."""
 
     def problems_following(self, older: Self) -> list[str]:
-        """What speaks against this definition as the next version of the other, whoever reads."""
+        """Return the incompatibilities of this definition as the next version of the other, for any reader."""
         return []
 
 

@@ -1,6 +1,6 @@
 """Whether a JSON Schema accepts every document that another version of it accepts.
 
-First jsonschema-rs is asked for a proof about the two as they are. Where it has none, the versions are compared keyword by keyword:
+First jsonschema-rs tries to prove it for the two as they are. If it cannot, the versions are compared keyword by keyword:
 each keyword of the reader must follow from what the writer's schema says. That gives the reasons for a refusal, and it allows for
 the one thing that a proof does not: **a property whose name the writer's schema does not mention is taken to be absent from its
 documents when the reader gives that name a meaning.** Without that, no property could ever be added to a schema that leaves
@@ -56,7 +56,7 @@ Schema = dict[str, Any] | bool
 
 
 def problems_reading(reader: Schema, writer: Schema, patterns: jsonschema_rs.RegexOptions) -> list[str]:
-    """Why the reader may refuse a document of the writer; empty where it accepts all of them."""
+    """Why the reader may refuse a document of the writer; empty if it accepts all of them."""
     proofs = Proofs(reader, writer, patterns)
     if proofs.documents_covered(reader, writer):
         return []
@@ -246,7 +246,7 @@ class _Comparison:
         return problems
 
     def _written_as(self, name: str, facts: list[dict[str, Any]]) -> list[Schema]:
-        """What the facts say about a property; nothing where they leave it open."""
+        """What the facts say about a property; nothing if they leave it open."""
         schemas: list[Schema] = []
         for fact in facts:
             properties = fact.get("properties", {})

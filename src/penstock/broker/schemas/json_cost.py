@@ -4,7 +4,7 @@ Checking takes time in proportion to the document, except that a schema may look
 `allOf` takes all of them, and references multiply what they refer to. Twenty definitions of which each tries the next one twice look
 at a single number a million times; a recursive schema can double its work with each level of the document.
 
-`evaluations_per_value` finds the most often that any value, at any depth a document may have, is looked at. It walks the schema once
+`evaluations_per_value` returns the highest number of times that any value, at any depth, is evaluated. It walks the schema once
 and then follows the counts down level by level: keywords that look at the same value add up on one level, keywords that look at parts
 of the value carry their count to the next. Where references cannot be followed by reading alone (`$dynamicRef`, `$id` inside, anchors,
 `unevaluated...`, which looks again at what others have seen) there is no answer but COST_UNBOUNDED, which is also the highest one.
@@ -20,9 +20,9 @@ from penstock.broker.schemas.json_pointer import resolve_local
 
 # Steps of the walk down: subschemas times levels.
 STEPS_MAX: Final = 200_000
-# A list of so many values to compare with (`enum`, `required`) takes about as long as looking at the value once.
+# A list of this many values to compare with (`enum`, `required`) takes about as long as looking at the value once.
 VALUES_PER_EVALUATION: Final = 8
-# A pattern of so many characters, likewise: matching takes linear time. With counted repetition a short pattern stands for a long one,
+# A pattern of this many characters, likewise: matching takes linear time. With counted repetition a short pattern stands for a long one,
 # up to PATTERN_BYTES_MAX, and what was measured then is this many looks.
 PATTERN_CHARS_PER_EVALUATION: Final = 16
 REPETITION_EVALUATIONS: Final = 8
@@ -54,7 +54,7 @@ class _Subschema:
         self.contains: list[int] = []
 
     def parts(self, counts: list[int]) -> int:
-        """How often one part of the value is looked at, given how often each subschema looks at such a part."""
+        """How often one part of the value is evaluated, given how often each subschema evaluates such a part."""
 
         def most(indexes: list[int]) -> int:
             return max([counts[index] for index in indexes]) if indexes else 0
@@ -165,7 +165,7 @@ def _pattern_weight(pattern: str) -> int:
 
 
 def _same_value_order(subschemas: list[_Subschema]) -> list[int]:
-    """Indexes such that what looks at the same value comes before whoever asks it to. A circle has no such order."""
+    """Indexes such that a subschema for the same value comes before those that refer to it. A cycle has no such order."""
     order: list[int] = []
     state = [0] * len(subschemas)  # 0: not seen, 1: being followed, 2: in order
     for start in range(len(subschemas)):

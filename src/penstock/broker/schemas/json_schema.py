@@ -26,7 +26,7 @@ from penstock.broker.schemas.json_cost import evaluations_per_value
 from penstock.errors import InvalidRequest, SchemaInvalid
 
 PATTERN_BYTES_MAX: Final = 1 << 20
-"""Of one compiled pattern; also of what the engine keeps to match it faster."""
+"""Per compiled pattern; also of what the engine keeps to match it faster."""
 _PATTERNS: Final = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES_MAX, dfa_size_limit=PATTERN_BYTES_MAX)
 _JSON: Final = msgspec.json.Decoder()
 _CANONICAL: Final = msgspec.json.Encoder(order="deterministic")
@@ -131,7 +131,7 @@ def _too_deep(value: bytes, document: Any) -> bool:
 
 
 def decode_definition(text: str) -> Any:
-    """The definition as plain objects. Raises SchemaInvalid where it is not JSON."""
+    """The definition as plain objects. Raises SchemaInvalid if it is not JSON."""
     try:
         return _JSON.decode(text)
     except _UNDECODABLE as error:

@@ -8,7 +8,7 @@ A record may say it in three ways, and says it in one of them at most:
   the value.
 
 Bare JSON and Protobuf never begin with 00, so what does is framed. Bare Avro may begin with anything: there, a frame counts only if its id
-or fingerprint is one of the schema's own. A header decides before the first bytes of the value are looked at.
+or fingerprint is one of the schema's own. A header takes precedence over the first bytes of the value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SINGLE_OBJECT: Final = b"\xc3\x01"
 _FINGERPRINT_BYTES: Final = 8
 _CONFLUENT: Final = struct.Struct(">BI")
 _PATH_BYTES_MAX: Final = 5
-"""Of one number of a path: 32 bits, 7 a byte."""
+"""Per number of a path: 32 bits, 7 a byte."""
 
 
 class MarkInvalid(ValueError):
@@ -47,7 +47,7 @@ class Known(NamedTuple):
 
     number: int
     registry_id: int
-    """0 where the broker gives none."""
+    """0 if the broker gives none."""
     fingerprint: bytes
     """CRC-64-AVRO, little-endian; empty if the schema is not Avro."""
 
@@ -99,7 +99,7 @@ class Frames:
             if self._kind == "avro":
                 return None
             raise MarkInvalid(
-                "a value that begins with a zero byte has a registry id behind it, and this one is cut short"
+                "a value that begins with a zero byte continues with a registry id, and this one is truncated"
             )
         _, registry_id = _CONFLUENT.unpack_from(value)
         number = self._by_id.get(registry_id)
@@ -176,7 +176,7 @@ def stamped(cell: bytes | None, stamp: bytes) -> bytes:
 
 
 def _message_path(value: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """Return the path that stands at a position, and the position behind it. A single zero stands for the first message."""
+    """Return the path at a position, and the position after it. A single zero means the first message."""
     count, at = _number(value, at)
     if count == 0:
         return FIRST_MESSAGE, at

@@ -83,7 +83,7 @@ class Schemas(Part):
         return await self._registry.register(name, type_name, definition, compatibility, links)
 
     def _check_links(self, principal: Principal, links: Iterable[Link]) -> None:
-        """Raises AccessDenied for a reference to a schema that the principal may not know of: its definition would be told."""
+        """Raises AccessDenied for a reference to a schema that the principal may not see: its definition would be disclosed."""
         for each in links:
             authorize(self.access, principal, Operation.DESCRIBE, Resource(ResourceKind.SCHEMA, each.schema))
 
@@ -117,7 +117,7 @@ class Schemas(Part):
     async def validate(
         self, principal: Principal, name: str, value: bytes, version: int = LATEST, message: str = ""
     ) -> list[str]:
-        """What is wrong with a record, in a few words each; nothing where it is what the schema says. Raises SchemaNotFound."""
+        """What is wrong with a record, in a few words each; nothing if it is what the schema says. Raises SchemaNotFound."""
         return await self._validation.faults(Reference(name, version, message), value)
 
     @on_schema(Operation.DESCRIBE)
@@ -131,9 +131,9 @@ class Schemas(Part):
         version: int = LATEST,
         links: tuple[Link, ...] = (),
     ) -> list[str]:
-        """What keeps a definition from being the version after one, in a few words each; nothing where it could be.
+        """What keeps a definition from being the version after one, in a few words each; nothing if it could be.
 
-        Raises SchemaInvalid where it is no definition at all, SchemaNotFound for a version that is not there.
+        Raises SchemaInvalid if it is no definition at all, SchemaNotFound for a version that is not there.
         """
         self._check_links(principal, links)
         return await self._registry.check(name, type_name, definition, compatibility, version, links)
@@ -174,7 +174,7 @@ class Schemas(Part):
 
     @on_schema(Operation.DESCRIBE)
     def compatibility(self, principal: Principal, name: str) -> Compatibility | None:
-        """What later versions of a name must keep, None where nobody has said and there is no version."""
+        """The compatibility of later versions of a name, None if it was never set and there is no version."""
         return self._registry.compatibility(name)
 
     @on_schema(Operation.CREATE)

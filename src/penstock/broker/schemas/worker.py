@@ -26,7 +26,7 @@ from penstock.errors import ShuttingDown
 
 LENGTH: Final = Struct(">I")
 HEAD: Final = Struct(">Id")
-"""Of a request: its length, and the seconds of processor time that it may take."""
+"""For a request: its length, and the seconds of processor time that it may take."""
 READY: Final = LENGTH.pack(0)
 REPLY_BYTES_MAX: Final = 64 << 20
 FAULTS_MAX: Final = 10_000
@@ -138,7 +138,7 @@ class Worker:
             return reply
 
     async def close(self) -> None:
-        """Wait for the request under way, refuse those behind it, and end the process."""
+        """Wait for the current request, refuse those after it, and end the process."""
         self._closing = True
         async with self._turn:
             await self._end()

@@ -39,9 +39,9 @@ from penstock.errors import InvalidRequest, PenstockError
 
 CHECKERS_MAX: Final = 64
 REQUEST_S_MAX: Final = 60
-"""The broker ends a worker much sooner; this is for one whose broker is gone, which would otherwise work on for ever."""
+"""The broker ends a worker much sooner; this is for one whose broker is gone, which would otherwise run forever."""
 QUICK_S_MAX: Final = 0.02
-"""Of processor time. A definition that takes longer to load is not loaded on the event loop."""
+"""In processor time. A definition that takes longer to load is not loaded on the event loop."""
 
 _Checkers = OrderedDict[tuple[str, str], Checker]
 

@@ -1,6 +1,6 @@
 """Which version each record of a batch is checked against, and the headers it is stored with.
 
-A record that says which version wrote it (`marks`) is checked against that one, if whoever asks for the check takes it: a reference without
+A record that says which version wrote it (`marks`) is checked against that one, if the caller accepts it: a reference without
 a version takes all, one with a version only that. A record that says nothing is checked against what the reference means now. Bare values
 are stamped with the version they are checked against; framed ones say it themselves.
 
@@ -123,7 +123,7 @@ def _named(cell: bytes | None, asked: Asked) -> tuple[int, bytes] | None:
     if named.message != reference.message:
         path = asked.message_path(named.version, named.message)
         if path != asked.message_path(named.version, reference.message):
-            raise MarkInvalid(f"the header {SCHEMA_HEADER} is {named}, and {reference} is asked for")
+            raise MarkInvalid(f"the header {SCHEMA_HEADER} is {named}, but {reference} is required")
     return named.version, stamped(cell, stamp_of(Reference(reference.name, named.version, reference.message)))
 
 
@@ -140,4 +140,4 @@ def _framed(value: bytes, asked: Asked) -> tuple[int, int]:
 
 def _check_version(number: int, asked: Asked) -> None:
     if asked.reference.version not in (LATEST, number):
-        raise MarkInvalid(f"it was written by version {number}, and {asked.reference} is asked for")
+        raise MarkInvalid(f"it was written by version {number}, but {asked.reference} is required")

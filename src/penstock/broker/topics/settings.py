@@ -59,7 +59,7 @@ def describe(engine: Engine, info: TopicInfo) -> TopicDescription:
 
 
 def check_topic_config(config: TopicConfig) -> None:
-    """Raises InvalidRequest where a setting is out of its bounds."""
+    """Raises InvalidRequest if a setting is out of its bounds."""
     for name, (lowest, highest) in _BOUNDS.items():
         number = getattr(config, name)
         if number is not None and not lowest <= number <= highest:

@@ -2,18 +2,16 @@
 
 What a transaction gathers stays in memory, visible to no one, until it is committed. The commit is one atomic append of the records, of
 the offsets, and of an entry in the table `__transactions` that says so. There is no second step: a crash leaves all of it or none, and
-one that comes before the commit leaves nothing. The entry makes a commit happen once: whoever asks again, also after a crash, is told
+one that comes before the commit leaves nothing. The entry makes a commit happen once: a repeated commit, also after a crash, is told
 that it was done. Where the disk fails so that nobody can know (OutcomeUnknown), asking again after a restart gives the answer; a log that
 can tell sooner is asked, and the commit is under way until then.
 
-    open --commit--> committing --> committed       kept in the table for a day, so that a second commit is not a first one
-      |                  |--------> open again      certainly not written: the disk is full, a topic is gone
-      |                  `--------> unknown         the flush failed
-      |--rollback--> rolled back                    kept in memory for a while, so that late requests get an answer that explains
-      `--time------> timed out                      itself
+What was committed is kept in the table for a day, so that a second commit is not a first one. How others ended is kept in memory for a
+while, so that late requests get an answer that explains itself.
 
 An id is random and belongs to the principal that began it; to others it does not exist. What one principal, and all of them, can make
-the broker hold is bounded (`BrokerLimits`). Writers that repeat their work after a crash stage records instead: see `staging`.
+the broker hold is bounded (`BrokerLimits`). Its states are those of `states`.
+Writers that repeat their work after a crash, or have more records than fit into memory, stage them instead: see `staging`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
@@ -48,13 +45,13 @@ from penstock.broker.records.producer import ANY_PARTITION, Accepted, Producer
 from penstock.broker.schemas.validation import Validation
 from penstock.broker.table import FORGOTTEN_PER_APPEND_MAX, PreparedChange, Table, append_together
 from penstock.broker.tracing import ending
+from penstock.broker.transactions.commit_checks import check_topic, check_writable
+from penstock.broker.transactions.states import State, Transaction
 from penstock.broker.transactions.transaction_records import TransactionRecords
 from penstock.errors import (
     LimitExceeded,
-    NotWritten,
     OutcomeUnknown,
     PenstockError,
-    TopicNotFound,
     TransactionNotActive,
     TransactionNotFound,
 )
@@ -74,21 +71,12 @@ class Added(NamedTuple):
     """What became of records that were to be added to a transaction."""
 
     partitions: list[int]
-    """Of each record; ANY_PARTITION for those that were refused."""
+    """For each record; ANY_PARTITION for those that were refused."""
     errors: Mapping[int, PenstockError]
     """Of the records that were refused, by row."""
 
 
 OnAdded = Callable[[Added], None]
-
-
-class End(Enum):
-    """How a transaction ended."""
-
-    COMMITTED = "committed"
-    ROLLED_BACK = "rolled back"
-    TIMED_OUT = "timed out"
-    UNKNOWN = "its commit failed with an outcome that only a restart of the broker can tell"
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -127,24 +115,26 @@ class OpenTransaction(NamedTuple):
     topics_total: int
 
 
-class _Transaction:
-    __slots__ = ("added", "committing", "deadline_s", "id", "offsets", "owner", "records", "size_bytes")
+class _Gathered(Transaction):
+    """A transaction whose records are in memory."""
+
+    __slots__ = ("added", "deadline_s", "finished", "id", "offsets", "records")
 
     def __init__(self, transaction_id: str, owner: str, deadline_s: float) -> None:
+        super().__init__(owner, State.OPEN)
         self.id = transaction_id
-        self.owner = owner
         self.deadline_s = deadline_s
         self.records = TransactionRecords()
         self.offsets: dict[OffsetKey, int] = {}
         self.added = 0
         """Records and offsets."""
-        self.size_bytes = 0
-        self.committing: asyncio.Future[None] | None = None
+        self.finished: asyncio.Future[None]
+        """Of the commit under way."""
 
 
 class _Ended(NamedTuple):
     owner: str
-    how: End
+    state: State
 
 
 class Transactions(Part):
@@ -165,7 +155,7 @@ class Transactions(Part):
         self._groups = groups
         self._validation = validation
         self._new_token = new_token
-        self._open: dict[str, _Transaction] = {}
+        self._open: dict[str, _Gathered] = {}
         """In the order in which they began, which is the order in which they time out."""
         self._open_by_owner: Counter[str] = Counter()
         self._ended: dict[str, _Ended] = {}
@@ -211,7 +201,7 @@ class Transactions(Part):
                 "end some or raise limits.transactions_per_principal_max"
             )
         deadline_s = self._clock.monotonic() + limits.transaction_ms_max / 1000
-        transaction = _Transaction(f"txn-{self._new_token()}", principal.name, deadline_s)
+        transaction = _Gathered(f"txn-{self._new_token()}", principal.name, deadline_s)
         self._open[transaction.id] = transaction
         self._open_by_owner[principal.name] += 1
         self.stats.begun += 1
@@ -267,11 +257,11 @@ class Transactions(Part):
         if accepted.faults is None:
             with suppress(LimitExceeded):
                 self._grow(transaction, len(batch), batch.size_bytes + len(batch) * RECORD_OVERHEAD_BYTES)
-                transaction.records.add(topic, accepted.topic_id, accepted.partitions, batch)
+                transaction.records.add(topic, accepted.topic.id, accepted.partitions, batch)
                 return Added(accepted.partitions, {})
         return self._add_fitting(transaction, topic, accepted, len(batch))
 
-    def _add_fitting(self, transaction: _Transaction, topic: str, accepted: Accepted, count: int) -> Added:
+    def _add_fitting(self, transaction: _Gathered, topic: str, accepted: Accepted, count: int) -> Added:
         """Add, in order, those accepted records of a run of `count` for which there is room."""
         faults = accepted.faults or Faults(None)
         by_row = [ANY_PARTITION] * count
@@ -282,7 +272,7 @@ class Transactions(Part):
             except LimitExceeded as error:
                 faults.refuse(row, error)
             else:
-                transaction.records.add(topic, accepted.topic_id, [index], record)
+                transaction.records.add(topic, accepted.topic.id, [index], record)
                 by_row[row] = index
         return Added(by_row, faults.errors)
 
@@ -300,35 +290,41 @@ class Transactions(Part):
 
     @on_broker(Operation.WRITE)
     async def commit(self, principal: Principal, transaction_id: str) -> bool:
-        """Write everything that was added, all or nothing. True where this call did it, False where it was done before.
+        """Write everything that was added, all or nothing. True if this call did it, False if it was done before.
 
-        Raises OutcomeUnknown where only a restart can tell whether it is written. After any other error it certainly is not, and the
+        Raises OutcomeUnknown if only a restart can tell whether it is written. After any other error it certainly is not, and the
         transaction is what it was.
         """
         transaction = self._find(principal, transaction_id)
         if transaction is None:
-            self._check_committed(principal, transaction_id)
+            ended = self._ended_as(principal, transaction_id)
+            if ended is State.UNKNOWN:
+                raise _unknown(transaction_id, "restart the broker, then commit it again to learn which")
+            if ended is not State.COMMITTED:
+                raise _gone(transaction_id, ended)
             return False
-        under_way = transaction.committing
-        # Whoever waits here may give up; the commit goes on.
-        await shield(under_way or self._append(principal, transaction))
-        return under_way is None
+        is_first = transaction.state is State.OPEN
+        if is_first:
+            self._append(principal, transaction)
+        # The caller may be cancelled; the commit continues.
+        await shield(transaction.finished)
+        return is_first
 
     @on_broker(Operation.WRITE)
     def rollback(self, principal: Principal, transaction_id: str) -> bool:
-        """Drop everything that was added. False where there is no such transaction, so that there was nothing to drop.
+        """Drop everything that was added. False if there is no such transaction, so that there was nothing to drop.
 
-        Raises TransactionNotActive where it was committed, or may have been. Rolling back twice is rolling back once.
+        Raises TransactionNotActive if it was committed, or may have been. Rolling back twice is rolling back once.
         """
         transaction = self._find(principal, transaction_id)
         if transaction is None:
-            how = self._how_ended(principal, transaction_id)
-            if how in (End.COMMITTED, End.UNKNOWN):
-                raise _not_active(how)
-            return how is not None
-        if transaction.committing is not None:
-            raise TransactionNotActive("transaction is not active: it is being committed")
-        self._end(transaction, End.ROLLED_BACK)
+            ended = self._ended_as(principal, transaction_id)
+            if ended in (State.COMMITTED, State.UNKNOWN):
+                raise _not_active(ended)
+            return ended is not None
+        if transaction.state is State.COMMITTING:
+            raise _not_active(transaction.state)
+        self._end(transaction, State.ROLLED_BACK)
         self.stats.rolled_back += 1
         return True
 
@@ -345,7 +341,7 @@ class Transactions(Part):
                 OpenTransaction(
                     each.id,
                     each.owner,
-                    "open" if each.committing is None else "committing",
+                    each.state.name.lower(),
                     max(0, longest_ms - left_ms),
                     left_ms,
                     each.added,
@@ -358,8 +354,8 @@ class Transactions(Part):
 
     # -- committing -------------------------------------------------------------------------------------------------------
 
-    def _append(self, principal: Principal, transaction: _Transaction) -> asyncio.Future[None]:
-        """Start the commit, and return what is done when it is."""
+    def _append(self, principal: Principal, transaction: _Gathered) -> None:
+        """Start the commit. Raises what keeps it from being started."""
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         batches = self._batches(principal, transaction)
         outcome = Outcome(transaction.owner, self._clock.now_ms())
@@ -371,96 +367,82 @@ class Transactions(Part):
         def settled(error: PenstockError | None) -> None:
             if offsets is not None:
                 offsets.settled()
-            self._settle(transaction, finished, error)
+            self._settle(transaction, error)
 
         try:
-            for part in (*batches, *(change.part for change in changes)):
-                # A partition that failed before takes no part of an append, so that nothing of this one is written.
-                if part.partition.failure is not None:
-                    raise NotWritten(f"transaction {transaction.id} was not committed: {part.partition.failure}")
+            parts = (*batches, *(change.part for change in changes))
+            check_writable(parts, f"transaction {transaction.id} was not committed")
             append_together(self._engine, batches, changes, settled)
         except PenstockError:
             if offsets is not None:
                 offsets.settled()
             raise
-        transaction.committing = finished
-        return finished
+        transaction.become(State.COMMITTING)
+        transaction.finished = finished
 
-    def _batches(self, principal: Principal, transaction: _Transaction) -> list[BatchFor]:
+    def _batches(self, principal: Principal, transaction: _Gathered) -> list[BatchFor]:
         """What was added, for the topics as they are now. Raises where one is gone, or no longer open to the principal."""
         batches = []
         for (topic, topic_id, index), batch in transaction.records.batches():
             authorize(self.access, principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
-            info = self._engine.topics().get(topic)
-            if info is None or info.id != topic_id:
-                raise TopicNotFound(
-                    f"topic not found: {topic} was deleted after transaction {transaction.id} wrote to it; roll the transaction back"
-                )
+            deleted = f"after transaction {transaction.id} wrote to it; roll the transaction back"
+            check_topic(self._engine, topic, topic_id, deleted)
             batches.append(BatchFor(self._engine.partition(topic, index), batch))
         return batches
 
-    def _offsets(self, principal: Principal, transaction: _Transaction) -> PreparedOffsets | None:
+    def _offsets(self, principal: Principal, transaction: _Gathered) -> PreparedOffsets | None:
         for key in transaction.offsets:
             authorize(self.access, principal, Operation.COMMIT, Resource(ResourceKind.GROUP, key.group, key.topic))
         return self._groups.prepare(transaction.offsets) if transaction.offsets else None
 
-    def _settle(self, transaction: _Transaction, finished: asyncio.Future[None], error: PenstockError | None) -> None:
+    def _settle(self, transaction: _Gathered, error: PenstockError | None) -> None:
+        finished = transaction.finished
         if error is None:
-            self._end(transaction, End.COMMITTED)
+            self._end(transaction, State.COMMITTED)
             self.stats.committed += 1
             finished.set_result(None)
             if len(self._table) > self._limits.transactions_remembered_max:
                 self._forget()
             return
         if isinstance(error, OutcomeUnknown):
-            self._end(transaction, End.UNKNOWN)
+            self._end(transaction, State.UNKNOWN)
             error = _unknown(transaction.id, str(error))
         else:
-            transaction.committing = None
+            transaction.become(State.OPEN)
         finished.set_exception(error)
         finished.exception()  # seen, even where nobody waits any more
 
     # -- finding and ending -----------------------------------------------------------------------------------------------
 
-    def _find(self, principal: Principal, transaction_id: str) -> _Transaction | None:
+    def _find(self, principal: Principal, transaction_id: str) -> _Gathered | None:
         """The principal's transaction, if it is open."""
         transaction = self._open.get(transaction_id)
         if transaction is None or transaction.owner != principal.name:
             return None
-        if transaction.committing is None and transaction.deadline_s <= self._clock.monotonic():
+        if transaction.state is State.OPEN and transaction.deadline_s <= self._clock.monotonic():
             self._time_out(transaction)
             return None
         return transaction
 
-    def _active(self, principal: Principal, transaction_id: str) -> _Transaction:
+    def _active(self, principal: Principal, transaction_id: str) -> _Gathered:
         """The principal's transaction, if more may be added to it."""
         transaction = self._find(principal, transaction_id)
         if transaction is None:
-            how = self._how_ended(principal, transaction_id)
-            raise _not_found(transaction_id) if how is None else _not_active(how)
-        if transaction.committing is not None:
-            raise TransactionNotActive("transaction is not active: it is being committed")
+            raise _gone(transaction_id, self._ended_as(principal, transaction_id))
+        if transaction.state is not State.OPEN:
+            raise _not_active(transaction.state)
         return transaction
 
-    def _how_ended(self, principal: Principal, transaction_id: str) -> End | None:
-        """None where the principal has no such transaction, or had it so long ago that it is forgotten."""
+    def _ended_as(self, principal: Principal, transaction_id: str) -> State | None:
+        """None if the principal has no such transaction, or had it so long ago that it is forgotten."""
         outcome = self._table.get(transaction_id)
         if outcome is not None:
-            return End.COMMITTED if outcome.owner == principal.name else None
+            return State.COMMITTED if outcome.owner == principal.name else None
         ended = self._ended.get(transaction_id)
-        return ended.how if ended is not None and ended.owner == principal.name else None
+        return ended.state if ended is not None and ended.owner == principal.name else None
 
-    def _check_committed(self, principal: Principal, transaction_id: str) -> None:
-        how = self._how_ended(principal, transaction_id)
-        if how is None:
-            raise _not_found(transaction_id)
-        if how is End.UNKNOWN:
-            raise _unknown(transaction_id, "restart the broker, then commit it again to learn which")
-        if how is not End.COMMITTED:
-            raise _not_active(how)
-
-    def _grow(self, transaction: _Transaction, records: int, size_bytes: int) -> None:
-        """Count what is about to be added. Raises where it does not fit."""
+    def _grow(self, transaction: _Gathered, records: int, size_bytes: int) -> None:
+        """Count what is about to be added. Raises if it does not fit."""
         limits = self._limits
         if transaction.added + records > limits.transaction_records_max:
             raise LimitExceeded(
@@ -481,7 +463,8 @@ class Transactions(Part):
         transaction.size_bytes += size_bytes
         self.stats.open_bytes += size_bytes
 
-    def _end(self, transaction: _Transaction, how: End) -> None:
+    def _end(self, transaction: _Gathered, state: State) -> None:
+        transaction.become(state)
         del self._open[transaction.id]
         self._open_by_owner[transaction.owner] -= 1
         if not self._open_by_owner[transaction.owner]:
@@ -490,10 +473,10 @@ class Transactions(Part):
         self.stats.open_bytes -= transaction.size_bytes
         if len(self._ended) >= ENDED_MAX:
             del self._ended[next(iter(self._ended))]
-        self._ended[transaction.id] = _Ended(transaction.owner, how)
+        self._ended[transaction.id] = _Ended(transaction.owner, state)
 
-    def _time_out(self, transaction: _Transaction) -> None:
-        self._end(transaction, End.TIMED_OUT)
+    def _time_out(self, transaction: _Gathered) -> None:
+        self._end(transaction, State.TIMED_OUT)
         self.stats.timed_out += 1
 
     # -- as time passes ---------------------------------------------------------------------------------------------------
@@ -503,7 +486,7 @@ class Transactions(Part):
         now_s = self._clock.monotonic()
         late = list(takewhile(lambda transaction: transaction.deadline_s <= now_s, self._open.values()))
         for transaction in late:
-            if transaction.committing is None:
+            if transaction.state is State.OPEN:
                 self._time_out(transaction)
         self._forget()
 
@@ -521,12 +504,12 @@ class Transactions(Part):
         self._table.forget(key for _, (key, _) in oldest)
 
 
-def _not_found(transaction_id: str) -> TransactionNotFound:
-    return TransactionNotFound(f"transaction not found: {transaction_id}")
+def _gone(transaction_id: str, ended: State | None) -> PenstockError:
+    return TransactionNotFound(f"transaction not found: {transaction_id}") if ended is None else _not_active(ended)
 
 
-def _not_active(how: End) -> TransactionNotActive:
-    return TransactionNotActive(f"transaction is not active: {how.value}")
+def _not_active(state: State) -> TransactionNotActive:
+    return TransactionNotActive(f"transaction is not active: {state.value}")
 
 
 def _unknown(transaction_id: str, why: str) -> OutcomeUnknown:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from penstock.errors import InvalidRequest, NotWritten, PenstockError
@@ -55,17 +56,14 @@ class AtomicAppend:
         self._results = [_NOWHERE] * parts
         self._error: PenstockError | None = None
 
-    def done_for(self, part: int) -> OnAppended:
-        def part_done(result: Appended | PenstockError) -> None:
-            if isinstance(result, Appended):
-                self._results[part] = result
-            elif self._error is None:
-                self._error = result
-            self.left -= 1
-            if self.left == 0:
-                self._done(self._error or self._results)
-
-        return part_done
+    def part_done(self, part: int, result: Appended | PenstockError) -> None:
+        if isinstance(result, Appended):
+            self._results[part] = result
+        elif self._error is None:
+            self._error = result
+        self.left -= 1
+        if self.left == 0:
+            self._done(self._error or self._results)
 
 
 class LatePart:
@@ -86,7 +84,7 @@ class LatePart:
     def as_append(self) -> Waiting:
         """Return it as an append to its partition, as the other parts are."""
         self.whole.left += 1
-        return Waiting(self._batch, self.whole.done_for(self._at), self.whole)
+        return Waiting(self._batch, partial(self.whole.part_done, self._at), self.whole)
 
     def make(self) -> None:
         """Make its record. Raises NotWritten if that has no partition any more."""
@@ -107,22 +105,26 @@ def start_atomic(
     done: OnAllAppended,
 ) -> None:
     """Queue an append for the next commit, as `Engine.append_atomic` says."""
-    if not parts or len({partition for partition, _ in parts}) != len(parts):
-        raise InvalidRequest("an atomic append names each partition once, and at least one")
     late = 0
+    partitions = set()
     for named, batch in parts:
         _ = batch.size_bytes  # raises for a bug of the caller, before a part of it is queued
         late += type(batch) is LateBatch
-        refusal = cast("EmbeddedPartition", named).refusal()  # an atomic append stays within one engine
-        if refusal is not None:
+        partition = cast("EmbeddedPartition", named)  # an atomic append stays within one engine
+        partitions.add(partition)
+        if partition.closed or partition.failure is not None:
+            refusal = partition.refusal()
+            assert refusal is not None
             loop.call_soon(done, refusal)
             return
+    if not parts or len(partitions) != len(parts):
+        raise InvalidRequest("an atomic append names each partition once, and at least one")
     if late == len(parts):
         raise InvalidRequest("an atomic append of late records has nothing that they could tell of")
     whole = AtomicAppend(len(parts), done)
     for at, (named, batch) in enumerate(parts):
         partition = cast("EmbeddedPartition", named)
         if type(batch) is LateBatch and committer.defers(partition, batch):
-            committer.gather_late(LatePart(whole, at, partition, batch))
+            committer.late_gathered.setdefault(partition, []).append(LatePart(whole, at, partition, batch))
         else:
-            partition.append(batch, whole.done_for(at), whole)
+            partition.append(batch, partial(whole.part_done, at), whole)

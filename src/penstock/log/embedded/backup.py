@@ -155,7 +155,7 @@ def find_backup(target: Path, backup_id: str | None) -> Backup:
         paths = [path for path in paths if path.name == backup_id]
     if not paths:
         named = "no backup" if backup_id is None else f"no backup {backup_id}"
-        raise EntryNotFound(f"{named} in {target} (see those there are with: penstock backup list {target})")
+        raise EntryNotFound(f"{named} in {target} (list the backups with: penstock backup list {target})")
     return _read_backup(paths[-1])
 
 

@@ -8,7 +8,7 @@ engine is closed.
 
 A checkpoint writes those that are left to the next journal before it deletes the last one, but not those of a partition that has failed,
 of which nobody knows which is the last: these stay where they are, with their journal. In the journal each has the offset that the
-partition would have given out next. After a crash a partition that ends behind that offset has the record, because nothing is
+partition would have given out next. After a crash a partition that ends after that offset has the record, because nothing is
 appended to it without; to one that does not, a start appends it. So it does not matter how often, or from which journal, that is done.
 """
 
@@ -18,13 +18,14 @@ import errno
 import os
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, is_out_of_descriptors
 from penstock.log.embedded.failures import flush_failed
 from penstock.log.embedded.journal import Journal, JournalEntry, JournalRecord
+from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.segment import SegmentWriter
 from penstock.log.embedded.threads import Threads
 
@@ -33,18 +34,22 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
+SAVED_INDEX_BYTES_MIN: Final = 16 << 10
+"""A checkpoint saves the index of a segment that has grown by this much. A start scans less than that as quickly as it reads an index, and
+where many topics are written in turn, each record would cost a file. Maintenance saves the index of a segment that is left alone."""
+
 
 class Checkpoints:
     """Used by the commit thread only, or while its queue is held; the flushing is done in a thread beside it."""
 
     def __init__(
-        self, disk: Disk, journal: Journal, reserve: SpaceReserve, journal_bytes: int, threads: Threads
+        self, disk: Disk, journal: Journal, reserve: SpaceReserve, options: EngineOptions, threads: Threads
     ) -> None:
-        """`journal_bytes` is how large a journal may become."""
         self._disk = disk
         self._journal = journal
         self._reserve = reserve
-        self._journal_bytes = journal_bytes
+        self._journal_bytes = options.journal_bytes
+        self._saved_bytes_min = min(SAVED_INDEX_BYTES_MIN, options.checkpoint_bytes)
         self._carried_to = 0
         """Where the late records end that the journal begins with."""
         self.unsynced: dict[EmbeddedPartition, None] = {}
@@ -56,7 +61,8 @@ class Checkpoints:
         self._pool = threads.pool(1, "penstock-checkpoint")
         self._running: Future[None] | None = None
         self._covered: list[tuple[EmbeddedPartition, SegmentWriter, bytes, int]] = []
-        """What the checkpoint under way syncs, with the index of that moment and how far it covers the segment."""
+        """What the checkpoint under way syncs, with the index of that moment, empty if it is not worth saving, and how far it covers the
+        segment."""
 
     @property
     def is_due(self) -> bool:
@@ -83,7 +89,9 @@ class Checkpoints:
                 fd = open_for_sync(self._disk, partition)
                 if fd is not None:
                     work.append((partition, fd))
-                self._covered.append((partition, writer, index.encode(), index.covers))
+                grown_bytes = index.covers - index.saved_covers
+                encoded = index.encode() if grown_bytes >= self._saved_bytes_min else b""
+                self._covered.append((partition, writer, encoded, index.covers))
             except OSError as error:
                 _log.error("journal_kept", path=str(retired), partition=str(partition), error=str(error))
                 retired = None
@@ -153,7 +161,13 @@ class Checkpoints:
         for partition, writer, encoded, covers in covered:
             # Sealed or settled meanwhile, it has a later index.
             index = writer.segment.index
-            if partition.failure is None and not partition.deleted and not index.sealed and index.saved_covers < covers:
+            if (
+                encoded
+                and partition.failure is None
+                and not partition.deleted
+                and not index.sealed
+                and index.saved_covers < covers
+            ):
                 save_index(writer, encoded, covers)
 
     def finish_of(self, partition: EmbeddedPartition) -> None:
@@ -184,12 +198,12 @@ def open_for_sync(disk: Disk, partition: EmbeddedPartition) -> int | None:
     try:
         if partition.deleted:
             # Its directory may be renamed already. It is synced all the same: if the delete fails, the topic stays.
-            return os.dup(file.fd)
+            return os.dup(file.open())
         # Opened again, not duplicated: the system reports an error of writing back to each opening of a file once, and what this
         # thread's own flushes meet from here on must not be hidden from the checkpoint's.
         return disk.open_append(file.path, create=False)
     except OSError as error:
-        if not (is_out_of_descriptors(error) and file.is_open):
+        if not (is_out_of_descriptors(error) and file.fd >= 0):
             raise
     try:
         file.sync()

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -54,11 +55,11 @@ if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
 
 WRITTEN_ON_LOOP_BYTES_MAX: Final = 32 << 10
-"""Of a group. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
+"""Per group. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
 LATE_RECORDS_MAX: Final = 4096
-"""Of a partition, about, and in the journal only: each checkpoint writes them again."""
+"""Per partition, roughly, and in the journal only: each checkpoint writes them again."""
 LATE_RECORD_BYTES_MAX: Final = 4 << 10
-"""Of one of them, so that they take 16 MiB at most; a larger one is worth a write to its partition."""
+"""Per late record, so that they take 16 MiB at most; a larger one is worth a write to its partition."""
 FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4  # of a group: each takes some 50 us beside its bytes
 
 _T = TypeVar("_T")
@@ -90,8 +91,9 @@ class Committer:
         self._scheduled = False
         self._awaited = False
         """Whether somebody waits for an append that has gathered."""
-        self._late_gathered: dict[EmbeddedPartition, list[LatePart]] = {}
-        """What has gathered and is to stay in the journal, by the partition that it belongs to."""
+        self.late_gathered: dict[EmbeddedPartition, list[LatePart]] = {}
+        """What has gathered and is to stay in the journal, by the partition that it belongs to, unless something else is appended there by
+        the same commit."""
         self._late_kept_out = 0
         """How many want late records in their partitions, not only in the journal."""
         self._late_awaited: list[asyncio.Future[list[EmbeddedPartition]]] = []
@@ -104,31 +106,25 @@ class Committer:
         """Whether the commit under way writes late records of earlier ones to their partition."""
         self._idle = asyncio.Event()
         self._idle.set()
-        # Below: the commit thread's own, or whoever has acquired its queue.
-        self.checkpoints = Checkpoints(disk, journal, reserve, options.journal_bytes, threads)
+        # Below: owned by the commit thread, or by the holder of its queue.
+        self.checkpoints = Checkpoints(disk, journal, reserve, options, threads)
         self._unflushed: dict[EmbeddedPartition, None] = {}
         """Partitions with blocks that neither a flush nor the journal covers, as `interval` and `none` allow."""
         self._interval_due: dict[EmbeddedPartition, float] = {}
         self._files = WriteFiles(options.write_files_max, self._sync_own)
-        self._journaled = JournaledWrites(journal, reserve, self._files, self.checkpoints, self._write_direct)
+        self._journaled = JournaledWrites(journal, reserve, self._files, self.checkpoints, self._write_part)
         self._tasks = threads.task_queue("penstock-commit", self._due_in_s, self._sync_due)
 
     # -- on the loop -----------------------------------------------------------------------------------------------------
 
     def submit(self, partition: EmbeddedPartition, relaxed: bool) -> None:
         """This partition is about to have an append waiting, for which nobody waits if it is `relaxed`."""
-        self._gather(partition)
+        if partition in self.late_gathered:
+            partition.take_late(self.late_gathered.pop(partition))
+        self._gathered[partition] = None
         if not relaxed:
             self._awaited = True
-        self._idle.clear()
         self._schedule_commit()
-
-    def _gather(self, partition: EmbeddedPartition) -> None:
-        """Write to this partition with the next commit."""
-        late = self._late_gathered.pop(partition, None)
-        if late is not None:
-            partition.take_late(late)
-        self._gathered[partition] = None
 
     def _schedule_commit(self) -> None:
         if not self._under_way and not self._scheduled:
@@ -142,19 +138,28 @@ class Committer:
         if self._late_awaited:
             self._late_being_written, self._late_awaited = self._late_awaited, []
             self._lacking_late = list(self.checkpoints.late)
-            for partition in (*self._lacking_late, *self._late_gathered):
-                self._gather(partition)
+            for partition, gathered in self.late_gathered.items():
+                partition.take_late(gathered)
+            self._gathered.update(dict.fromkeys((*self._lacking_late, *self.late_gathered)))
+            self.late_gathered.clear()
+        refused = False
         for partition in self._gathered:
-            partition.refuse_waiting()
+            if partition.deleted or partition.failure is not None:
+                partition.refuse_waiting()
+                refused = True
         parts: list[PartitionCommit] = []
         for partition in self._gathered:
+            if refused:
+                partition.leave_out_refused()
             part = partition.take_part()
             if part is not None:
                 parts.append(part)
                 self._carries_late |= part.carries_late
         self._gathered.clear()
-        late = [part for parts_of_one in self._late_gathered.values() for part in parts_of_one]
-        self._late_gathered.clear()
+        late = list(itertools.chain.from_iterable(self.late_gathered.values()))
+        self.late_gathered.clear()
+        if refused:
+            late = [each for each in late if each.whole.refusal is None]
         if not parts:
             self._idle.set()
             self._tell_late_written(parts)
@@ -164,12 +169,15 @@ class Committer:
             self._tasks.put(lambda: self._commit(parts, late))
 
     def _write_here(self, parts: list[PartitionCommit], late: list[LatePart]) -> bool:
-        """Write a group that need not wait for the disk for long; False where it might, or where the commit thread is at work."""
-        size_bytes = flushed = 0
+        """Write a group that need not wait for the disk for long; False if it might, or where the commit thread is at work."""
+        size_bytes = flushed = closed = 0
         for part in parts:
             size_bytes += part.size_bytes
             mode = part.partition.config.durability.mode
-            if size_bytes > WRITTEN_ON_LOOP_BYTES_MAX or mode == "interval" or (part.atomic and mode == "none"):
+            # What is flushed whatever its topic says is flushed with all that the topic has not flushed.
+            if mode == "none" and (part.atomic or part.carries_late):
+                return False
+            if size_bytes > WRITTEN_ON_LOOP_BYTES_MAX or mode == "interval":
                 return False
             flushed += mode == "fsync"
         if flushed and (flushed > FLUSHED_ON_LOOP_PARTITIONS_MAX or not self._disk.flushes_quickly()):
@@ -177,13 +185,15 @@ class Committer:
         if not self._tasks.try_acquire():
             return False
         try:
-            now_ms = self._clock.now_ms()
-            if ((flushed > 1 or late) and not self._journal.end) or any(part.rolls(now_ms) for part in parts):
+            now_ms, journaled = self._clock.now_ms(), bool(flushed > 1 or late)
+            for part in parts:
+                if part.rolls(now_ms):
+                    return False
+                closed += part.partition.writer.file.fd < 0
+            if (journaled and not self._journal.end) or (closed and not self._files.has_room_for(closed)):
                 return False
-            if not self._files.has_room_for([part.partition for part in parts]):
-                return False
-            seconds = self._write(parts, late)
-            if self.checkpoints.is_due:
+            seconds = self._write(parts, late, now_ms)
+            if journaled and self.checkpoints.is_due:
                 self._tasks.put(self._checkpoint_if_due)
         finally:
             self._tasks.release()
@@ -232,10 +242,6 @@ class Committer:
             and partition not in self._gathered
         )
 
-    def gather_late(self, part: LatePart) -> None:
-        """Leave a late part in the journal, unless something else is appended to its partition by the same commit."""
-        self._late_gathered.setdefault(part.partition, []).append(part)
-
     @contextmanager
     def late_kept_out(self) -> Iterator[None]:
         """Until this is left, late records go to their partitions at once."""
@@ -274,7 +280,7 @@ class Committer:
         def task() -> None:
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
+            except BaseException as error:  # noqa: BLE001 - handed to the awaiting caller
                 self._loop.call_soon_threadsafe(future.set_exception, error)
             else:
                 self._loop.call_soon_threadsafe(future.set_result, result)
@@ -290,7 +296,7 @@ class Committer:
     # -- in the commit thread --------------------------------------------------------------------------------------------
 
     def _commit(self, parts: list[PartitionCommit], late: list[LatePart]) -> None:
-        self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts, late))
+        self._loop.call_soon_threadsafe(self._committed, parts, self._write(parts, late, self._clock.now_ms()))
         self._checkpoint_if_due()
 
     def _checkpoint_if_due(self) -> None:
@@ -299,11 +305,15 @@ class Committer:
         if self.checkpoints.is_due or len(self.checkpoints.unsynced) > self._files.files_max // 2:
             self.checkpoints.begin(wait=False)
 
-    def _write(self, parts: list[PartitionCommit], late: list[LatePart]) -> float:
+    def _write(self, parts: list[PartitionCommit], late: list[LatePart], now_ms: int) -> float:
         """Write a group as its topics want it; returns the seconds that took. The records of `late` stay in the journal."""
         started = time.perf_counter()
         try:
-            self._write_group(parts, late)
+            if len(parts) == 1 and not parts[0].atomic:
+                self._lay_out(parts[0], now_ms)
+                self._write_part(parts[0])
+            else:
+                self._write_together(parts, late, now_ms)
         except Exception as error:  # noqa: BLE001 - a bug: the outcome is unknown, and saying so is the only safe answer
             _log.exception("commit_failed")
             for part in parts:
@@ -314,17 +324,7 @@ class Committer:
                 each.partition.fail(each.whole.failure)
         return time.perf_counter() - started
 
-    def _write_group(self, parts: list[PartitionCommit], late: list[LatePart]) -> None:
-        now_ms = self._clock.now_ms()
-        if len(parts) == 1 and not parts[0].atomic:
-            [part] = parts
-            self._lay_out(part, now_ms)
-            if part.appends:
-                if part.is_flushed:
-                    self._write_direct(part)
-                else:
-                    self._write_unflushed(part)
-            return
+    def _write_together(self, parts: list[PartitionCommit], late: list[LatePart], now_ms: int) -> None:
         # Those that tell where others are laid out come last.
         first: list[PartitionCommit] = []
         last: list[PartitionCommit] = []
@@ -336,32 +336,37 @@ class Committer:
             for part in last:
                 part.leave_out_refused()  # what has no place in a part that failed cannot tell of it
                 self._lay_out(part, now_ms)
-            self._refuse_failed(parts)
-            if self._made(late) and not any(part.refused for part in parts):
+            refused = self._are_refused(parts)
+            if self._made(late) and not refused:
                 break
             # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
             again = [part for part in parts if part.atomic and part.leave_out_refused()]
             last = [part for part in parts if part.late] if again else []
             first = [part for part in again if not part.late]
-        left = [each for each in late if each.whole.refusal is None]
+            late = [each for each in late if each.whole.refusal is None]
         flushed: list[PartitionCommit] = []
         unflushed: list[PartitionCommit] = []
         for part in parts:
             if part.appends:
                 (flushed if part.is_flushed else unflushed).append(part)
-        if len(flushed) > 1 or left:
-            self._journaled.write(flushed, left)
+        if len(flushed) > 1 or late:
+            self._journaled.write(flushed, late)
         elif flushed:
-            self._write_direct(flushed[0])
+            self._write_part(flushed[0])
         for part in unflushed:
-            self._write_unflushed(part)
+            self._write_part(part)
 
-    def _refuse_failed(self, parts: list[PartitionCommit]) -> None:
-        """Making room for one part closes files of others, and syncing those may fail. What was laid out for them is not written: a
-        flush of a file that is opened again does not tell of the failure."""
+    def _are_refused(self, parts: list[PartitionCommit]) -> bool:
+        """Whether something that was laid out is not written.
+
+        Making room for one part closes files of others, and syncing those may fail. What was laid out for them is not written: a flush of
+        a file that is opened again does not tell of the failure."""
+        any_refused = False
         for part in parts:
             if part.appends and part.partition.failure is not None:
                 part.refuse(part.appends, refused(part.partition))
+            any_refused |= bool(part.refused)
+        return any_refused
 
     def _made(self, late: list[LatePart]) -> bool:
         """Make the records of late parts, once all other parts are laid out. False if one is refused."""
@@ -381,94 +386,90 @@ class Committer:
 
     def _lay_out(self, part: PartitionCommit, now_ms: int) -> None:
         """Prepare the blocks of a part and the space for them. What fails here was not written, and is refused."""
+        partition = part.partition
+        # Asked only here: a change to `fsync` that runs in this thread holds for every commit behind it.
+        part.is_flushed = part.atomic or part.carries_late or partition.config.durability.mode == "fsync"
         while part.appends:
             try:
-                self._prepare(part, now_ms)
+                rolls = part.rolls(now_ms)
+                if rolls:
+                    self.checkpoints.finish_of(partition)
+                if partition.failure is not None:
+                    raise OSError(errno.EIO, partition.failure)
+                if self._reserve.given_up and not partition.internal and self._reserve.is_in_use():
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if partition in self._unflushed and part.is_flushed and not self._flush(partition):
+                    # What the journal restores after a power cut must not stand behind something that was lost in it.
+                    raise OSError(errno.EIO, partition.failure)
+                self._files.use(partition)
+                part.lay_out(now_ms, self._options.block_bytes_target, rolls=rolls)
                 break
             except OSError as error:
-                refuse_unwritten(part, error)
+                if not (partition.internal and is_full(error) and self._reserve.release()):
+                    refuse_unwritten(part, error)
             except Exception as error:  # noqa: BLE001 - records that make no block harm only themselves
-                _log.exception("block_encoding_failed", partition=str(part.partition))
+                _log.exception("block_encoding_failed", partition=str(partition))
                 part.refuse_what_cannot_be_encoded(error)
         if part.rolled:
-            self.forget(part.partition)
+            self.forget(partition)
 
-    def _prepare(self, part: PartitionCommit, now_ms: int) -> None:
-        partition, target = part.partition, self._options.block_bytes_target
-        rolls = part.rolls(now_ms)
-        if rolls:
-            self.checkpoints.finish_of(partition)
-        if partition.failure is not None:
-            raise OSError(errno.EIO, partition.failure)
-        if self._reserve.given_up and not partition.internal and self._reserve.is_in_use():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if partition in self._unflushed and part.is_flushed and not self._flush(partition):
-            # What the journal restores after a power cut must not stand behind something that was lost in it.
-            raise OSError(errno.EIO, partition.failure)
-        self._files.use(partition)
+    def _write_part(self, part: PartitionCommit) -> None:
+        """Write a part to its segment, and flush that unless its topic does without."""
+        if not part.appends:
+            return  # what it had was refused
+        partition, is_flushed = part.partition, part.is_flushed
+        writer = partition.writer
+        file = writer.file
+        if partition.failure is not None:  # since it was laid out: another part of the commit has closed its file
+            part.refuse(part.appends, refused(partition))
+            return
+        if file.fd < 0:
+            try:
+                self._files.use(partition)
+            except OSError as error:
+                refuse_unwritten(part, error)
+                return
         try:
-            part.lay_out(now_ms, target, rolls=rolls)
+            file.write(part.data, is_flushed=is_flushed)
         except OSError as error:
-            if not (partition.internal and is_full(error) and self._reserve.release()):
-                raise
-            part.lay_out(now_ms, target, rolls=part.rolls(now_ms))
-
-    def _write_direct(self, part: PartitionCommit) -> None:
-        writer = part.partition.writer
-        if part.partition.failure is None:
-            writer.file.ease_flush(len(part.data))
-        if not self._write_segment(part):
+            self._write_failed(part, error)
+            return
+        part.add_to_index()
+        if not is_flushed:
+            self._unflushed[partition] = None
+            durability = partition.config.durability
+            if durability.mode == "interval":
+                due = time.monotonic() + durability.interval_ms / 1000
+                self._interval_due.setdefault(partition, due)
             return
         try:
-            writer.file.sync()
+            file.sync()
         except OSError as error:
-            fail(part, flush_failed(error, part.partition))
+            fail(part, flush_failed(error, partition))
             return
         if part.partition.failure is not None:
-            # The checkpoint has met an error that this flush was not told of: what leans on the journal must go on doing so.
+            # The checkpoint has met an error that this flush was not told of: what leans on the journal must continue doing so.
             fail(part, part.partition.failure)
             return
-        self.forget(part.partition)
+        self.forget(partition)
         if part.carries_late:
-            self.checkpoints.forget_late(part.partition)
+            self.checkpoints.forget_late(partition)
         index = writer.segment.index
         if index.covers - index.saved_covers >= self._options.checkpoint_bytes:
             save_index(writer, index.encode(), index.covers)
 
-    def _write_unflushed(self, part: PartitionCommit) -> None:
-        durability = part.partition.config.durability
-        if not self._write_segment(part):
+    def _write_failed(self, part: PartitionCommit, error: OSError) -> None:
+        """Cut what a failed write has left in the segment."""
+        partition = part.partition
+        try:
+            partition.writer.file.cut(part.start)  # a record that was refused must not come back after a crash
+        except OSError as worse:
+            fail(part, flush_failed(worse, partition))
             return
-        self._unflushed[part.partition] = None
-        if durability.mode == "interval":
-            due = time.monotonic() + durability.interval_ms / 1000
-            self._interval_due.setdefault(part.partition, due)
-
-    def _write_segment(self, part: PartitionCommit) -> bool:
-        file = part.partition.writer.file
-        end = file.end
-        if part.partition.failure is not None:  # since it was laid out: another part of the commit has closed its file
-            part.refuse(part.appends, refused(part.partition))
-            return False
-        try:
-            self._files.use(part.partition)
-        except OSError as error:
-            refuse_unwritten(part, error)
-            return False
-        try:
-            part.write()
-        except OSError as error:
-            try:
-                file.cut(end)  # a record that was refused must not come back after a crash
-            except OSError as worse:
-                fail(part, flush_failed(worse, part.partition))
-                return False
-            if is_full(error):
-                part.refuse(part.appends, storage_error(error, f"writing to {part.partition}"))
-            else:
-                fail(part, write_failed(error, part.partition))
-            return False
-        return True
+        if is_full(error):
+            part.refuse(part.appends, storage_error(error, f"writing to {partition}"))
+        else:
+            fail(part, write_failed(error, partition))
 
     def forget(self, partition: EmbeddedPartition) -> None:
         """Everything the partition wrote is synced, or it is closed or deleted; in the commit thread."""
@@ -506,7 +507,7 @@ class Committer:
         self._files.forget(partition)
 
     def roll(self, partition: EmbeddedPartition, now_ms: int) -> None:
-        """Begin a new segment of a partition; in the commit thread. If that fails, the last one goes on as it was."""
+        """Begin a new segment of a partition; in the commit thread. If that fails, the last one continues as it was."""
         self.checkpoints.finish_of(partition)
         if partition.failure is not None:
             raise OSError(errno.EIO, partition.failure)

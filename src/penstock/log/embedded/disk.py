@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,8 @@ from penstock.log.embedded.read_files import ReadFiles
 
 EASED_WRITE_BYTES_MAX: Final = 32 << 10
 _CLOSED: Final = -1
-_RELEASED: Final = -2
+RELEASED: Final = -2
+"""In place of a descriptor: the file is opened when it is used."""
 _ZEROED_STEP_BYTES: Final = 256 << 10
 QUICK_FLUSH_S_MAX: Final = 0.001
 """A flush that takes less may be waited for on the event loop: to hand it to a thread and back costs some 50 us, more if that is busy."""
@@ -153,29 +154,25 @@ class AppendFile:
     and is never read. A file that exists is opened when it is first used, and again after a `release`.
     """
 
-    __slots__ = ("_disk", "_fd", "_reserve_step_bytes", "_reserved_to", "_zeroed_to", "end", "path")
+    __slots__ = ("_disk", "_reserve_step_bytes", "_reserved_to", "_zeroed_to", "end", "fd", "path")
 
     def __init__(
         self, disk: Disk, path: Path, *, create: bool, end: int = 0, reserved_to: int = 0, reserve_step_bytes: int
     ) -> None:
         self._disk = disk
         self.path = path
-        self._fd = disk.open_append(path, create=True) if create else _RELEASED
+        self.fd = disk.open_append(path, create=True) if create else RELEASED
+        """Its descriptor; negative while it is not open."""
         self.end = end
         self._reserved_to = max(end, reserved_to)
         self._zeroed_to = end
         self._reserve_step_bytes = reserve_step_bytes
 
-    @property
-    def fd(self) -> int:
-        """Its descriptor, opened if need be."""
-        if self._fd == _RELEASED:
-            self._fd = self._disk.open_append(self.path, create=False)
-        return self._fd
-
-    @property
-    def is_open(self) -> bool:
-        return self._fd >= 0
+    def open(self) -> int:
+        """Open it if it is released; returns its descriptor."""
+        if self.fd == RELEASED:
+            self.fd = self._disk.open_append(self.path, create=False)
+        return self.fd
 
     @property
     def reserves(self) -> bool:
@@ -190,59 +187,53 @@ class AppendFile:
         step = self._reserve_step_bytes
         ahead = -(-wanted // step) * step
         try:
-            self._disk.allocate(self.fd, self._reserved_to, ahead - self._reserved_to)
+            self._disk.allocate(self.open(), self._reserved_to, ahead - self._reserved_to)
         except OSError as error:
             if not is_full(error):
                 raise
             ahead = wanted  # the disk is nearly full: take just what this write needs
-            self._disk.allocate(self.fd, self._reserved_to, ahead - self._reserved_to)
+            self._disk.allocate(self.open(), self._reserved_to, ahead - self._reserved_to)
         self._reserved_to = ahead
 
-    def ease_flush(self, size_bytes: int) -> None:
-        """Before a write that is to be flushed: write zeros to some of the reserved space, where the write is small.
+    def _ease_flush(self) -> None:
+        """Before a small write that is to be flushed: write zeros to some of the reserved space.
 
         A flush of space that was only reserved has to record that it is in use now, which is a second write, elsewhere on the disk;
         of space that holds data already it has not. For a few KiB that is a third of the flush's time. A large write gains less than
         the zeros cost.
         """
-        if size_bytes > EASED_WRITE_BYTES_MAX or self.end + size_bytes <= self._zeroed_to:
-            return
         start = max(self.end, self._zeroed_to)
         self._zeroed_to = max(min(self._reserved_to, start + _ZEROED_STEP_BYTES), start)
         try:
-            self._disk.write_zeros(self.fd, start, self._zeroed_to - start)
+            self._disk.write_zeros(self.open(), start, self._zeroed_to - start)
         except OSError:
             pass  # nothing depends on it; what is wrong with the disk, the write itself will tell
 
-    def write(self, data: bytes) -> int:
-        """Write at the end and move it; returns where the data begins."""
-        position = self.end
-        self._disk.write_all(self._fd if self._fd >= 0 else self.fd, data, position)
-        self.end = end = position + len(data)
+    def write(self, *pieces: bytes, is_flushed: bool = False) -> int:
+        """Write pieces one behind the other at the end, and then move it; `is_flushed`: a `sync` follows. Returns where they begin."""
+        begin = position = self.end
+        end = begin + sum(map(len, pieces))
+        if is_flushed and end > self._zeroed_to and end - begin <= EASED_WRITE_BYTES_MAX:
+            self._ease_flush()
+        fd = self.fd if self.fd >= 0 else self.open()
+        for piece in pieces:
+            self._disk.write_all(fd, piece, position)
+            position += len(piece)
+        self.end = end
         if end > self._reserved_to:
             self._reserved_to = end
-        return position
-
-    def write_pieces(self, pieces: Sequence[bytes]) -> int:
-        """Write one behind the other, and then move the end."""
-        position = end = self.end
-        for piece in pieces:
-            self._disk.write_all(self.fd, piece, end)
-            end += len(piece)
-        self.end = end
-        self._reserved_to = max(self._reserved_to, end)
-        return position
+        return begin
 
     def cut(self, end: int) -> None:
         """Drop everything from `end` on, reserved space included."""
-        self._disk.truncate(self.fd, end)
+        self._disk.truncate(self.open(), end)
         self.end = self._reserved_to = self._zeroed_to = end
 
     def sync(self) -> None:
         disk = self._disk
         started_s = disk.now_s()
         try:
-            disk.fdatasync(self.fd)
+            disk.fdatasync(self.fd if self.fd >= 0 else self.open())
         except OSError as error:
             # Whatever the system says (a full disk, too), what was written may be gone, and trying again would not tell.
             raise OSError(errno.EIO, f"the flush failed: {error.strerror or error}") from error
@@ -251,14 +242,14 @@ class AppendFile:
     def release(self) -> None:
         """Close the file until it is used again. What was written must be synced by now: where nobody has a file open, the system may
         forget that writing it back has failed."""
-        self._shut(_RELEASED)
+        self._shut(RELEASED)
 
     def close(self) -> None:
         """Close the file for good."""
         self._shut(_CLOSED)
 
     def _shut(self, state: int) -> None:
-        fd, self._fd = self._fd, state  # the number may soon name another file
+        fd, self.fd = self.fd, state  # the number may soon name another file
         if fd >= 0:
             os.close(fd)
 

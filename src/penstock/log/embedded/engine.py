@@ -123,7 +123,6 @@ class EmbeddedEngine(Engine):
         self._closing = False
         syncing = self._threads.pool(SYNC_THREADS, "penstock-sync")
         try:
-            await self._loop.run_in_executor(None, self._files.check_format)
             self._take_lock()
             syncs = Syncs(self._disk, syncing)
             await self._loop.run_in_executor(None, self._prepare, syncs)
@@ -138,6 +137,7 @@ class EmbeddedEngine(Engine):
             syncing.shutdown()
 
     def _prepare(self, syncs: Syncs) -> None:
+        self._loaded = self._files.load_all()  # first: a log of another format is left as it is
         self._check_restored()
         journal_directory = self._data_dir / "journal"
         for directory in (journal_directory, self._data_dir / "topics"):
@@ -146,7 +146,6 @@ class EmbeddedEngine(Engine):
         self._snapshots.remove_unheld()
         self._ends_at_stop = self._read_clean_stop()
         self._clean_stop = self._ends_at_stop is not None
-        self._loaded = self._files.load_all()
         self._redone = Redone([], [])
         if not self._clean_stop:
             topics = {bytes.fromhex(topic.info.id): topic.info for topic in self._loaded}
@@ -304,7 +303,7 @@ class EmbeddedEngine(Engine):
             self._release_lock()
 
     def _close_partitions(self, partitions: list[EmbeddedPartition]) -> bool:
-        """In the commit thread: sync and index everything. False where something failed and the next start must look."""
+        """In the commit thread: sync and index everything. False if something failed and the next start must look."""
         self._committer.checkpoints.begin(wait=True)
         clean = True
         for partition in partitions:
@@ -408,7 +407,7 @@ class EmbeddedEngine(Engine):
             self._stored[name] = begun
 
     async def _to_its_end(self, change: Coroutine[Any, Any, _T]) -> _T:
-        """Await a change that must not be left half done when whoever awaits it is cancelled."""
+        """Await a change that must not be left half done when its caller is cancelled."""
         return await shield(self._changes.run(change))
 
     def _check_open(self) -> None:
@@ -434,7 +433,7 @@ class EmbeddedEngine(Engine):
                 index,
                 topic.epochs,
                 topic.start(index),
-                self._files.partition_directory(info, index),
+                writer.segment.path.parent,
                 segments,
                 writer,
                 Tail(self._tails, self._options.tail_bytes_per_partition),

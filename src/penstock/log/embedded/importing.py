@@ -49,5 +49,5 @@ class EmbeddedImport(Import):
         if self._engine.topics()[info.name].config != info.config:
             await self._engine.alter_topic(info.name, info.config)
         await self._engine.truncate_topic(info.name, dict(enumerate(starts)))
-        # Whoever has read another log of this topic continues where this one ends now.
+        # Readers of another log of this topic continue where this one ends now.
         await self._begin_epoch(info.name)

@@ -123,7 +123,7 @@ class SegmentIndex:
 
     @classmethod
     def decode_head(cls, data: bytes, base_offset: int) -> SegmentIndex | None:
-        """An index without its entries, or None where the bytes are not a whole head of this format."""
+        """An index without its entries, or None if the bytes are not a whole head of this format."""
         if len(data) < HEAD_BYTES:
             return None
         (magic, checksum, version, marks, _, covers, next_offset, first_ms, last_ms, blocks, first_checksum, _) = (
@@ -144,7 +144,7 @@ class SegmentIndex:
         return index
 
     def load_entries(self, data: bytes) -> bool:
-        """Take the entries from a whole index file; False where it does not fit this head."""
+        """Take the entries from a whole index file; False if it does not fit this head."""
         *_, count, covers, next_offset, _, _, _, first_checksum, checksum = _HEAD.unpack_from(
             data.ljust(HEAD_BYTES, b"\0")
         )

@@ -218,11 +218,8 @@ class Journal:
         self._file: AppendFile | None = None
         self._salt = 0
         self._last_at = 0
-
-    @property
-    def end(self) -> int:
+        self.end = 0
         """Where the next record goes; 0 while there is no file."""
-        return self._file.end if self._file else 0
 
     def reserve(self, size_bytes: int) -> None:
         """Make sure of space for a record, in a new file if there is none."""
@@ -230,13 +227,9 @@ class Journal:
 
     def write(self, record: JournalRecord) -> None:
         file = self._file or self._open()
-        file.ease_flush(record.size_bytes)
         self._last_at = file.end
-        pieces = record.pieces(seal_at(self._salt, file.end))
-        if len(pieces) == 1:
-            file.write(pieces[0])
-        else:
-            file.write_pieces(pieces)
+        file.write(*record.pieces(seal_at(self._salt, file.end)), is_flushed=True)
+        self.end = file.end
 
     def sync(self) -> None:
         """Make what was written durable. After an error nothing is known of the file: retire it and never write to it again."""
@@ -246,6 +239,7 @@ class Journal:
         """Drop the last record, whole or not. If it was synced, so must this be."""
         if self._file:
             self._file.cut(self._last_at)
+            self.end = self._last_at
 
     def retire(self) -> Path | None:
         """Close the current file and return it; the next record begins a new one."""
@@ -254,6 +248,7 @@ class Journal:
         path = self._file.path
         self._file.close()
         self._file = None
+        self.end = 0
         return path
 
     def _open(self) -> AppendFile:
@@ -267,5 +262,6 @@ class Journal:
             file.close()  # a journal that a power cut could take away is none; the next record tries again
             raise
         self._file = file
+        self.end = file.end
         self._next_number += 1
         return file

@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 
 
 class JournaledWrites:
-    """Of one log. Used by the commit thread only, or while its queue is held."""
+    """For one log. Used by the commit thread only, or while its queue is held."""
 
     def __init__(
         self,
@@ -41,12 +41,15 @@ class JournaledWrites:
 
     def write(self, parts: list[PartitionCommit], late: list[LatePart]) -> None:
         """Write laid-out parts, those that are atomic all or none, and record late ones with them."""
-        plain = [part for part in parts if not part.atomic]
-        full = self._record(parts, late, may_use_reserve=not plain)
-        if full is not None and plain:
+        atomic = 0
+        for part in parts:
+            atomic += part.atomic
+        full = self._record(parts, late, may_use_reserve=atomic == len(parts))
+        if full is not None and atomic < len(parts):
             # There is no room for a copy, but every part has the room it needs in its own segment.
-            for part in plain:
-                self._write_direct(part)
+            for part in parts:
+                if not part.atomic:
+                    self._write_direct(part)
             parts = [part for part in parts if part.atomic]
             full = self._record(parts, late, may_use_reserve=True) if parts else None
         if full is not None:
@@ -54,19 +57,18 @@ class JournaledWrites:
                 part.refuse(part.appends, full)
         if full is not None or not parts or parts[0].error is not None:
             return
-        starts = [part.partition.writer.file.end for part in parts]
         failed = False
         for part in parts:
             try:
-                if not part.partition.writer.file.is_open:  # room for another part was made by closing it
+                if part.partition.writer.file.fd < 0:  # room for another part was made by closing it
                     self._files.use(part.partition)
                 # By now: to make room for another part, its file may be closed.
                 self._checkpoints.unsynced[part.partition] = None
-                part.write_data()
+                part.partition.writer.file.write(part.data)
             except OSError as error:
                 if not failed and (is_full(error) or is_out_of_descriptors(error)):
                     # Reserved space is not everywhere kept free: file systems that copy on write may run out of it here.
-                    self._take_back(parts, starts, error)
+                    self._take_back(parts, error)
                     return
                 self._abandon()
                 fail(part, recorded_only(error, part.partition))
@@ -83,14 +85,14 @@ class JournaledWrites:
             if each.whole.failure is None:
                 self._checkpoints.keep_late(each.partition, each.key, each.value)
 
-    def _take_back(self, parts: list[PartitionCommit], starts: list[int], full: OSError) -> None:
+    def _take_back(self, parts: list[PartitionCommit], full: OSError) -> None:
         """Remove a commit that the journal has and the segments have no space for, and refuse it."""
         try:
-            for part, start in zip(parts, starts, strict=True):
+            for part in parts:
                 file = part.partition.writer.file
-                if file.end != start or file.is_open:
+                if file.end != part.start or file.fd >= 0:
                     self._files.use(part.partition)
-                    file.cut(start)
+                    file.cut(part.start)
                     file.sync()  # before the journal: without it, a part alone must not come back after a power cut
             self._journal.undo_last()
             self._journal.sync()

@@ -55,6 +55,7 @@ class PartitionCommit:
         "end",
         "error",
         "headers",
+        "is_flushed",
         "late",
         "next_offset",
         "partition",
@@ -62,6 +63,7 @@ class PartitionCommit:
         "rolled",
         "segment",
         "size_bytes",
+        "start",
         "timestamp_ms",
         "written",
     )
@@ -79,6 +81,8 @@ class PartitionCommit:
         """Whether some append must not be written alone."""
         self.late = False
         """Whether some append tells where other parts of the commit are laid out."""
+        self.is_flushed = True
+        """Whether its appends are answered only once it is on the disk; found out when it is laid out."""
         self._measure()
         self.segment: Segment | None = None
         """Where it goes; None before it is laid out."""
@@ -90,7 +94,9 @@ class PartitionCommit:
         self.blocks: list[bytes] = []
         self.headers: list[BlockHeader] = []
         self.data = b""
-        self.base_offset = self.next_offset = self.timestamp_ms = self.end = 0
+        self.base_offset = self.next_offset = self.timestamp_ms = 0
+        self.start = self.end = 0
+        """Where it begins and ends in the file."""
 
     def _measure(self) -> None:
         size_bytes, atomic, late = 0, False, False
@@ -125,11 +131,6 @@ class PartitionCommit:
         to_blame = [append for append in self.appends if not _can_be_encoded(append.batch)] or self.appends
         self.refuse(to_blame, InvalidRequest(f"the records cannot be stored in {self.partition}: {error}"))
 
-    @property
-    def is_flushed(self) -> bool:
-        """Whether its appends are answered only once it is on the disk."""
-        return self.atomic or self.carries_late or self.partition.config.durability.mode == "fsync"
-
     def rolls(self, now_ms: int) -> bool:
         """Whether the records belong into a new segment."""
         writer, config = self.partition.writer, self.partition.config
@@ -148,10 +149,15 @@ class PartitionCommit:
             writer = partition.writer = writer.roll(now_ms)
             self.rolled = True
         self.segment = writer.segment
-        self.timestamp_ms = max(now_ms, writer.last_timestamp_ms)
-        offset = writer.segment.index.next_offset
-        position = writer.file.end
-        pieces = self._pieces(block_bytes_target)
+        index = writer.segment.index
+        self.timestamp_ms = max(now_ms, index.last_timestamp_ms)
+        offset = index.next_offset
+        position = self.start = writer.file.end
+        first = self.appends[0].batch
+        if len(self.appends) == 1 and type(first) is Batch and self.size_bytes <= block_bytes_target:
+            pieces: list[Batch | Block] = [first]
+        else:
+            pieces = self._pieces(block_bytes_target)
         for number, piece in enumerate(pieces, 1):
             commit = BEGINS * (number == 1) | ENDS * (number == len(pieces))
             header, block = self._encode(piece, offset, seal_at(writer.segment.salt, position), commit)
@@ -160,6 +166,7 @@ class PartitionCommit:
             offset = header.next_offset
             position += header.size_bytes
         self.base_offset, self.next_offset = self.headers[0].base_offset, offset
+        self.end = position
         self.data = self.blocks[0] if len(self.blocks) == 1 else b"".join(self.blocks)
         if self.atomic:
             self._note_places()
@@ -170,17 +177,15 @@ class PartitionCommit:
         for append in self.appends:
             if append.whole is not None:
                 append.whole.places[self.partition] = Appended(offset, self.timestamp_ms)
-            offset += len(append.batch)
+            offset += append.batch.count
 
     def _pieces(self, block_bytes_target: int) -> list[Batch | Block]:
         """What becomes one block each."""
         fits = self.size_bytes <= block_bytes_target
         first = self.appends[0].batch
         if isinstance(first, PlacedBatch):
-            assert len(self.appends) == 1, "whoever places records appends nothing else"
+            assert len(self.appends) == 1, "an append that places records is alone in its commit"
             return [first]
-        if fits and len(self.appends) == 1 and not isinstance(first, BlockBatch):
-            return [_made(self.appends[0])]
         pieces: list[Batch | Block] = []
         for laid_out, appends in itertools.groupby(self.appends, lambda append: isinstance(append.batch, BlockBatch)):
             if laid_out:
@@ -219,14 +224,13 @@ class PartitionCommit:
     def journal_entry(self) -> JournalEntry:
         """What the journal records of it, once it is laid out."""
         partition = self.partition
-        writer = partition.writer
         checksum = None if len(self.data) < COMBINED_BYTES_MIN else self._checksum()
         return JournalEntry(
-            partition.topic_id, partition.index, writer.segment.base_offset, writer.file.end, self.data, checksum
+            partition.topic_id, partition.index, partition.writer.segment.base_offset, self.start, self.data, checksum
         )
 
     def _checksum(self) -> int | None:
-        """Of the data, from those of its blocks; None where it is quicker to look at the data itself."""
+        """Of the data, from those of its blocks; None if it is quicker to look at the data itself."""
         if len(self.data) < COMBINED_BYTES_MIN * len(self.headers):
             return None
         checksum = 0
@@ -234,34 +238,28 @@ class PartitionCommit:
             checksum = combined(checksum, whole_checksum(header, header.seal), header.size_bytes)
         return checksum
 
-    def write(self) -> None:
-        self.write_data()
-        self.add_to_index()
-
-    def write_data(self) -> None:
-        self.partition.writer.file.write(self.data)
-
     def add_to_index(self) -> None:
         """After the data is written."""
-        writer = self.partition.writer
-        self.end = writer.file.end
-        writer.add_to_index(self.headers, self.end - len(self.data))
+        index, position = self.partition.writer.segment.index, self.start
+        for header in self.headers:
+            index.add(header, position)
+            position += header.size_bytes
         self.written = True
 
     def answer(self) -> None:
         """Tell every append how it went; on the loop."""
-        for append, refusal in self.refused:
-            self._tell(append.done, refusal)
+        answers: list[tuple[OnAppended, Appended | PenstockError]] = []
         offset = self.base_offset
         for batch, done, _ in self.appends:
-            self._tell(done, self.error or Appended(offset, self.timestamp_ms))
+            answers.append((done, self.error or Appended(offset, self.timestamp_ms)))
             offset += batch.count
-
-    def _tell(self, done: OnAppended, result: Appended | PenstockError) -> None:
-        try:
-            done(result)
-        except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
-            _log.exception("append_callback_failed", partition=str(self.partition))
+        for append, refusal in self.refused:
+            answers.append((append.done, refusal))
+        for done, answer in answers:
+            try:
+                done(answer)
+            except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
+                _log.exception("append_callback_failed", partition=str(self.partition))
 
 
 def _made(append: Waiting) -> Batch:

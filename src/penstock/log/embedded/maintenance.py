@@ -22,7 +22,7 @@ from penstock.log.embedded.disk import Disk, is_full, is_out_of_descriptors, sto
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.embedded.rewrite import (
-    KeepRow,
+    Keep,
     LatestOffsets,
     Rewriter,
     UnfinishedRewriteError,
@@ -43,7 +43,7 @@ class Maintenance:
         self._thread = ThreadPoolExecutor(1, "penstock-maintenance")
         self._loop = asyncio.get_running_loop()
         self._half_expired_ms: WeakKeyDictionary[Segment, int | None] = WeakKeyDictionary()
-        """When half of a sealed segment's records with a time to live will have expired, of segments that were looked at."""
+        """When half of a sealed segment's records with a time to live will have expired, of segments that were examined."""
 
     async def run(self, partition: EmbeddedPartition) -> None:
         """One pass over one partition. Raises NotWritten if the disk fails, but not if it is full: the log works without a rewrite."""
@@ -196,7 +196,7 @@ class Maintenance:
                 await self._rewrite(partition, left, keep)
         partition.compacted_to = done_to
 
-    async def _rewrite(self, partition: EmbeddedPartition, old: Sequence[Segment], keep: KeepRow | None) -> None:
+    async def _rewrite(self, partition: EmbeddedPartition, old: Sequence[Segment], keep: Keep | None) -> None:
         compress = partition.config.compression == "zstd"
         new = await self._loop.run_in_executor(
             self._thread,
@@ -208,7 +208,7 @@ class Maintenance:
             # An empty one says which offsets are gone on purpose; at the start of the log nobody needs to know.
             await partition.drop_oldest(len(empty))
         elif len(empty) > 1:
-            # Here the start of the log is what retention has left, and readers behind it have lost something: others move no start.
+            # Here the start of the log is what retention has left, and readers below it have lost something: other nodes move no start.
             await self._rewrite(partition, empty, None)
 
 

@@ -1,51 +1,42 @@
-"""What can be tuned in the embedded engine, with the reason for each number."""
+"""What can be tuned in the embedded engine: settings of `[log]`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import Field
+
+from penstock.settings import DurationMs, Seconds, Section, Size
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    block_bytes_target: int = 1 << 20
-    """A commit is cut into blocks of about this size: a reader from the middle of one decodes no more than that."""
-
-    journal_bytes: int = 64 << 20
-    """A journal this large is retired by a checkpoint. At most two exist, which bounds what a restart has to redo."""
-
-    checkpoint_bytes: int = 32 << 20
-    """A segment's index is saved each time it has grown by this much, which bounds what a restart has to scan."""
-
-    tail_bytes_per_partition: int = 4 << 20
-    """How much of each partition's end is kept in memory for readers, and of what was lately read further back for each of them."""
-
-    tail_bytes_max: int = 256 << 20
-    """The same for all partitions together."""
-
-    write_files_max: int = 512
-    """Segment files kept open for writing; when there are more, the one written longest ago is synced, if need be, and closed. A
-    checkpoint opens those it syncs once more."""
-
-    reader_threads: int = 4
-    """Reads that need the disk are done by these."""
-
-    maintenance_interval_s: float = 30.0
-    """How often retention, merging and compaction look for work."""
-
-    tombstone_ms: int = 24 * 3600 * 1000
-    """How long compaction keeps the record that deletes a key, so that every reader can see it."""
-
-    merge_block_bytes: int = 64 << 10
-    """A sealed segment whose blocks are smaller than this on average is rewritten with larger ones."""
-
-    compact_dirty_ratio: float = 0.5
-    """A compacted partition is rewritten when this part of its sealed bytes came since the last time."""
-
-    compact_keys_max: int = 5_000_000
-    """How many keys one compaction pass holds in memory (about 100 bytes each); more are left for the next pass."""
-
-    reserve_bytes: int = 8 << 20
-    """Disk space held back so that internal topics (group offsets) can still be written when the disk is full."""
-
+class EngineOptions(Section):
+    block_bytes_target: Size = Field(1 << 20, ge=4 << 10, le=32 << 20)
+    """A commit is cut into blocks of about this size. A read from the middle of a block decodes all of it; small blocks compress less."""
+    journal_bytes: Size = Field(64 << 20, ge=1 << 20, le=1 << 32)
+    """A journal of this size is replaced by a checkpoint. There are at most two, which bounds what recovery has to replay."""
+    checkpoint_bytes: Size = Field(32 << 20, ge=1 << 20)
+    """A segment's index is saved each time the segment has grown by this much, which bounds what recovery has to scan."""
+    # As much again is kept of what was recently read further back, for each partition.
+    tail_bytes_per_partition: Size = Field(4 << 20, ge=0)
+    """How much of the end of each partition is cached in memory for readers."""
+    tail_bytes_max: Size = Field(256 << 20, ge=0)
+    """The same, for all partitions together."""
+    # One that leans on the journal is synced before it is closed; a checkpoint opens those it syncs once more.
+    write_files_max: int = Field(512, ge=1, le=1 << 20)
+    """Segment files kept open for writing. When there are more, the one written longest ago is closed until its next write. Files that
+    nobody writes to are closed too."""
+    reader_threads: int = Field(4, ge=1, le=64)
+    """Threads for reads from disk."""
+    maintenance_interval_s: Seconds = Field(30.0, ge=0.1)
+    """Interval of retention, merging of small blocks, and compaction."""
+    tombstone_ms: DurationMs = 24 * 3600 * 1000
+    """How long compaction keeps tombstones, so that every reader sees them."""
+    merge_block_bytes: Size = Field(64 << 10, ge=1, le=1 << 20)
+    """A sealed segment whose blocks are smaller than this on average is rewritten with larger ones. At most half of
+    `block_bytes_target`."""
+    compact_dirty_ratio: float = Field(0.5, gt=0, le=1)
+    """A compacted partition is rewritten when this fraction of its sealed bytes is new."""
+    compact_keys_max: int = Field(5_000_000, ge=1_000)
+    """Keys that one pass of compaction holds in memory, about 75 bytes each. More are left for the next pass."""
+    reserve_bytes: Size = 8 << 20
+    """Disk space reserved so that group offsets can be committed when the disk is full."""
     accept_gaps: bool = False
-    """Start although segment files are missing or cut, or internal topics are damaged."""
+    """Start although segment files are missing or cut, or internal topics are damaged. What they held is lost."""

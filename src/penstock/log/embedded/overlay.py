@@ -50,7 +50,7 @@ class OverlayDisk(Disk):
             first -= 1
         last = bisect_left(patches, position + size_bytes, key=lambda patch: patch[0])
         window = bytearray(data)
-        if len(window) < size_bytes:  # between the end of the file and a patch behind it there are zeros
+        if len(window) < size_bytes:  # between the end of the file and a later patch there are zeros
             window.extend(bytes(max(0, min(self.size_of(path) - position, size_bytes) - len(window))))
         for at, patch in patches[first:last]:
             start, stop = max(at, position), min(at + len(patch), position + size_bytes)

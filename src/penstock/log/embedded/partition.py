@@ -1,7 +1,7 @@
 """One partition of the embedded engine: its segments, its committed end, and reading from both.
 
 The loop owns everything here except `writer`, which belongs to the commit thread. The list of segments is never changed in place: it is
-replaced, so a reader in another thread goes on with the list it was given.
+replaced, so a reader in another thread continues with the list it was given.
 """
 
 from __future__ import annotations
@@ -68,6 +68,14 @@ class _ReadView(NamedTuple):
 class EmbeddedPartition(Partition):
     followed = True
     """Nobody else writes to it."""
+    # Kept as plain values, because every read and every write asks for them.
+    start_offset = 0
+    committed_end = 0
+    size_bytes = 0
+    failure: str | None = None
+    closed = False
+    """Whether it takes no appends and reads any more."""
+    deleted = False
 
     def __init__(
         self,
@@ -93,33 +101,30 @@ class EmbeddedPartition(Partition):
         self.internal = info.name.startswith("__") and info.config.durability.mode == "fsync"
         self._epochs = epochs
         self._truncated_to = start
+        self.start_offset = max(segments[0].base_offset, start)
         self.directory = directory
         self.writer = writer
         self.segments: Sequence[Segment] = segments
-        self._size_bytes = sum(segment.end for segment in segments)
+        self.size_bytes = sum(segment.end for segment in segments)
         self.tail = tail
         self.recent = recent
         self._recent_of: Sequence[Segment] = segments
         """The segments that what is in `recent` was read from; where they were replaced since, it is out of date."""
         self.compacted_to = 0
-        """Offsets below were looked at by a compaction in this run."""
+        """Offsets below were examined by a compaction in this run."""
         self.end_at_last_pass = -1
         """Where it ended when maintenance last looked."""
         self.damaged: weakref.WeakSet[Segment] = weakref.WeakSet()
         """Segments that were not merged because they are damaged. Each is logged once."""
         self.replacing = asyncio.Lock()
-        """Held by whoever removes or replaces segment files: one that is rewritten must not be deleted meanwhile."""
+        """Held while segment files are removed or replaced: one that is rewritten must not be deleted meanwhile."""
         self._committer = committer
         self._readers = readers
         self._stats = stats
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        self._committed_end = writer.next_offset
-        self._failure: str | None = None
-        self._closed: type[TopicNotFound | ShuttingDown] | None = None
+        self.committed_end = writer.next_offset
         self._waiting: list[Waiting] = []
-        self._atomic_waits = False
-        """Whether some of them are parts of atomic appends."""
         self.late: dict[bytes, bytes] = {}
         """Late records that are in the journal and not yet here, by key; they belong to the commit thread."""
         self.watchers: Watchers[[]] = Watchers(self)
@@ -128,12 +133,8 @@ class EmbeddedPartition(Partition):
         return f"topic {self.topic!r} partition {self.index}"
 
     async def follow(self) -> None:
-        if self._closed is not None:
+        if self.closed:
             raise self._gone()
-
-    @property
-    def start_offset(self) -> int:
-        return max(self.segments[0].base_offset, self._truncated_to)
 
     @property
     def retained(self) -> bool:
@@ -141,23 +142,11 @@ class EmbeddedPartition(Partition):
         return config.retention_ms is not None or config.retention_bytes is not None or self._truncated_to > 0
 
     @property
-    def committed_end(self) -> int:
-        return self._committed_end
-
-    @property
     def epoch(self) -> int:
         return self._epochs.current
 
     def cut_since(self, epoch: int) -> int | None:
         return self._epochs.cut_since(epoch, self.index)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-    @property
-    def failure(self) -> str | None:
-        return self._failure
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
@@ -169,7 +158,7 @@ class EmbeddedPartition(Partition):
         *,
         relaxed: bool = False,
     ) -> None:
-        if self._closed is not None or self._failure is not None:
+        if self.closed or self.failure is not None:
             refusal = self.refusal()
             assert refusal is not None
             self._loop.call_soon(done, refusal)
@@ -177,24 +166,20 @@ class EmbeddedPartition(Partition):
         _ = batch.size_bytes  # what has none is a bug of the caller, and must not reach the others
         self._committer.submit(self, relaxed)
         self._waiting.append(Waiting(batch, done, whole))
-        if whole is not None:
-            self._atomic_waits = True
 
     def refusal(self) -> PenstockError | None:
         """Why an append made now would not be taken."""
-        if self._closed is not None:
+        if self.closed:
             return self._gone()
         return (
             None
-            if self._failure is None
-            else NotWritten(f"nothing was written, because the partition has failed: {self._failure}")
+            if self.failure is None
+            else NotWritten(f"nothing was written, because the partition has failed: {self.failure}")
         )
 
     def refuse_waiting(self) -> None:
         """Before a commit is put together: where the topic was deleted or the partition failed meanwhile, what waits is not written,
         nor is what would have been written together with it elsewhere."""
-        if self._closed is None and self._failure is None:
-            return
         refusal = self.refusal()
         if refusal is not None and not isinstance(refusal, ShuttingDown):
             for waiting in self._waiting:
@@ -206,32 +191,27 @@ class EmbeddedPartition(Partition):
     def take_late(self, late: Iterable[LatePart]) -> None:
         """Have the next commit write late parts here, behind what waits."""
         self._waiting += [part.as_append() for part in late]
-        self._atomic_waits = True
 
     def take_part(self) -> PartitionCommit | None:
         """What the next commit writes here: late records that are in the journal only, and then what waits."""
-        appends = self._take_waiting()
-        if self.late and self._failure is None and not self.deleted:
+        appends, self._waiting = self._waiting, []
+        if self.late and self.failure is None and not self.deleted:
             late = Batch(list(self.late.values()), list(self.late))
             return PartitionCommit(self, [Waiting(late, _ignore, None), *appends], carries_late=True)
         return PartitionCommit(self, appends) if appends else None
 
     def late_entry(self, key: bytes, value: bytes) -> JournalEntry:
         """Return what the journal records of a late record."""
-        return late_entry(self.topic_id, self.index, self.writer.next_offset, key, value)
+        return late_entry(self.topic_id, self.index, self.writer.segment.index.next_offset, key, value)
 
-    def _take_waiting(self) -> list[Waiting]:
+    def leave_out_refused(self) -> None:
+        """Refuse what waits here of atomic appends that are refused elsewhere."""
         waiting, self._waiting = self._waiting, []
-        if not self._atomic_waits:
-            return waiting
-        self._atomic_waits = False
-        taken: list[Waiting] = []
         for append in waiting:
             if append.whole is not None and append.whole.refusal is not None:
                 self._loop.call_soon(append.done, append.whole.refusal)
             else:
-                taken.append(append)
-        return taken
+                self._waiting.append(append)
 
     async def skip_to(self, offset: int) -> None:
         """Give the next record this offset: a new segment begins there, so that the names of the files tell. Raises NotWritten."""
@@ -240,7 +220,7 @@ class EmbeddedPartition(Partition):
         except OSError as error:
             raise storage_error(error, f"beginning a new segment of {self}") from error
         self.begin_segment(self.writer.segment)
-        self._committed_end = offset
+        self.committed_end = offset
 
     def _skip(self, offset: int) -> None:
         self.writer.segment.index.next_offset = offset
@@ -255,23 +235,24 @@ class EmbeddedPartition(Partition):
             self.begin_segment(segment)
         if part.error is not None or not part.written:
             return
-        self._size_bytes += part.end - segment.end
+        self.size_bytes += part.end - segment.end
         segment.end = part.end
-        self._committed_end = part.next_offset
+        self.committed_end = part.next_offset
         for header, data in zip(part.headers, part.blocks, strict=True):
             self.tail.add(header, data)
 
     def begin_segment(self, segment: Segment) -> None:
-        """Commits go to this segment from now on. Heard of from whoever rolled, or from the first commit that wrote to it."""
+        """Commits go to this segment from now on. Called after a roll, or by the first commit that wrote to it."""
         if segment not in self.segments[-1:]:
             self.segments = [*self.segments, segment]
-            self._size_bytes += segment.end
+            self.size_bytes += segment.end
 
     def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
         """Put `new` in the place of the adjacent sealed segments `old`, of which there is at least one."""
         at = self.segments.index(old[0])
         self.segments = [*self.segments[:at], *new, *self.segments[at + len(old) :]]
-        self._size_bytes += sum(segment.end for segment in new) - sum(segment.end for segment in old)
+        self.size_bytes += sum(segment.end for segment in new) - sum(segment.end for segment in old)
+        self.start_offset = max(self.segments[0].base_offset, self._truncated_to)
         self._forget_recent()
 
     def _forget_recent(self) -> None:
@@ -280,30 +261,26 @@ class EmbeddedPartition(Partition):
 
     def fail(self, reason: str) -> None:
         """Refuse writes from now on. Any thread may call this; the first reason stays."""
-        if self._failure is None:
-            self._failure = reason
+        if self.failure is None:
+            self.failure = reason
             self._failed.add(self)
             _log.error("partition_failed", topic=self.topic, partition=self.index, reason=reason)
 
-    @property
-    def deleted(self) -> bool:
-        return self._closed is TopicNotFound
-
     def close(self, *, deleted: bool) -> None:
         """Take no more appends and reads. Appends that wait are still written, unless the topic is deleted."""
-        self._closed = TopicNotFound if deleted else ShuttingDown
+        self.closed, self.deleted = True, deleted
         if deleted:
             for segment in self.segments:
                 segment.abandoned = True
 
     def reopen(self) -> None:
         """The topic could not be deleted."""
-        self._closed = None
+        self.closed = self.deleted = False
         for segment in self.segments:
             segment.abandoned = False
 
     def _gone(self) -> PenstockError:
-        if self._closed is TopicNotFound:
+        if self.deleted:
             return TopicNotFound(f"topic not found: {self.topic} (it was deleted)")
         return ShuttingDown("the broker is stopping; send again when it is back")
 
@@ -314,7 +291,7 @@ class EmbeddedPartition(Partition):
 
     def read_cached(self, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> list[Block] | None:
         self._check(offset)
-        if offset == self._committed_end:
+        if offset == self.committed_end:
             return []
         blocks = self.tail.blocks_from(offset, max_bytes)
         if blocks is None and self._recent_of is self.segments:
@@ -331,12 +308,12 @@ class EmbeddedPartition(Partition):
         try:
             more = await self._read_disk(blocks[-1].next_offset, left_bytes)
         except PenstockError:
-            return blocks  # whoever asks for what comes next gets the error
+            return blocks  # a read of what comes next gets the error
         return blocks + more if more and more[0].decoded_bytes <= left_bytes else blocks
 
     def _reaches_tail(self, offset: int) -> bool:
         start = self.tail.start_offset
-        return offset == self._committed_end or (start is not None and start <= offset)
+        return offset == self.committed_end or (start is not None and start <= offset)
 
     async def _read_disk(self, offset: int, max_bytes: int) -> list[Block]:
         view = self._view()
@@ -350,16 +327,16 @@ class EmbeddedPartition(Partition):
 
     async def extents(self, offset: int, end_offset: int, step_bytes: int, bytes_max: int) -> list[Extent]:
         self._check(offset)
-        end_offset = min(end_offset, self._committed_end)
+        end_offset = min(end_offset, self.committed_end)
         if end_offset <= offset:
             return []
         view = self._view()
         return await self._in_reader(lambda: self._stretches(view, offset, end_offset, step_bytes, bytes_max))
 
     async def offset_at(self, timestamp_ms: int) -> int:
-        if self._closed is not None:
+        if self.closed:
             raise self._gone()
-        end = self._committed_end
+        end = self.committed_end
         view = self._view()
         found = await self._in_reader(lambda: self._find_time(view, timestamp_ms))
         return end if found is None else min(max(found, self.start_offset), end)
@@ -375,16 +352,16 @@ class EmbeddedPartition(Partition):
         try:
             return await self._loop.run_in_executor(self._readers, work)
         except OSError:
-            if self._closed is not None:
+            if self.closed:
                 raise self._gone() from None  # its files went away under the reader
             raise
 
     def _check(self, offset: int) -> None:
-        if self._closed is not None:
+        if self.closed:
             raise self._gone()
-        if not self.start_offset <= offset <= self._committed_end:
+        if not self.start_offset <= offset <= self.committed_end:
             raise OffsetOutOfRange(
-                f"offset {offset} out of range: {self} holds {self.start_offset} to {self._committed_end} (exclusive)"
+                f"offset {offset} out of range: {self} holds {self.start_offset} to {self.committed_end} (exclusive)"
             )
 
     def _view(self) -> _ReadView:
@@ -415,7 +392,7 @@ class EmbeddedPartition(Partition):
                                 return blocks
                     except CorruptBlock as damage:
                         if blocks:
-                            return blocks  # whoever asks for what comes next gets the error
+                            return blocks  # a read of what comes next gets the error
                         position = _behind(damage, segment, position, end, offset, next_offset)
             except CorruptBlock as error:
                 if error.next_offset is None and number < len(view.segments):
@@ -461,14 +438,15 @@ class EmbeddedPartition(Partition):
     def truncate(self, offset: int) -> None:
         """Hide the records before an offset; maintenance removes the segments that hold nothing else."""
         self._truncated_to = max(self._truncated_to, offset)
+        self.start_offset = max(self.start_offset, offset)
 
     def truncated_segments(self) -> int:
         """Return how many of the oldest sealed segments end at or before the start offset."""
         return bisect_right([segment.base_offset for segment in self.segments[1:]], self.start_offset)
 
     async def delete_before(self, offset: int) -> int:
-        if self._failure is not None:
-            raise NotWritten(self._failure)
+        if self.failure is not None:
+            raise NotWritten(self.failure)
         async with self.replacing:
             sealed_after = [segment.base_offset for segment in self.segments[1:]]
             try:
@@ -491,7 +469,7 @@ class EmbeddedPartition(Partition):
 
 
 def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, offset: int, least_offset: int) -> int:
-    """Where to go on when the wanted offset lies behind a damaged block; raises where it may lie inside."""
+    """Where to continue when the wanted offset lies behind a damaged block; raises where it may lie inside."""
     behind = segment.next_whole_block(position, end, least_offset)
     if behind is None:
         raise CorruptBlock(f"{damage}; no whole block follows it in this segment") from None
@@ -504,4 +482,4 @@ def _behind(damage: CorruptBlock, segment: Segment, position: int, end: int, off
 
 
 def _ignore(_: object) -> None:
-    """Nobody waits for late records: whoever has appended them was told when they were in the journal."""
+    """Nobody waits for late records: their appends were acknowledged when they were in the journal."""

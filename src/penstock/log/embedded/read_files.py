@@ -1,4 +1,4 @@
-"""The files that segments are read from: opened when they are first read, and so many kept open at most.
+"""The files that segments are read from: opened when they are first read; a bounded number stays open.
 
 A log may have more segments than a process may have files. So those read longest ago are closed when there are too many, and each of them
 after a while without a reader; the next read opens it again. A reader holds the `ReadFile` while it reads, and the file is closed
@@ -45,7 +45,7 @@ class _Kept(NamedTuple):
 
 
 class ReadFiles:
-    """Of one disk. Any thread may call any method."""
+    """For one disk. Any thread may call any method."""
 
     def __init__(self, files_max: int = READ_FILES_MAX) -> None:
         self._files_max = files_max

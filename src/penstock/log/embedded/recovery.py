@@ -79,19 +79,20 @@ class PartitionRecovery:
         """
         names = self._tidied(directory)
         paths = named_segments(directory, names)
-        # A last segment that nothing was written to may stem from a roll that failed, after which the one before went on.
+        # A last segment that nothing was written to may stem from a roll that failed, after which the one before continued.
         unused = paths.pop() if len(paths) > 1 and is_unused(self._disk, paths[-1]) else None
         segments: list[Segment] = []
         last_timestamp_ms = reserved_to = 0
+        there = set(names)
         for path in paths:
+            indexed = path.stem + INDEX_SUFFIX in there
+            segment = self._load(path, salts, last_timestamp_ms, indexed=indexed)
             if path is paths[-1] and offset_range(path)[1] is None:
                 flushed = info.config.durability.mode == "fsync"
-                segment, reserved_to = self._open_last(
-                    path, salts, last_timestamp_ms, syncs or Syncs(self._disk), flushed=flushed
-                )
-                segments.append(segment)
+                reserved_to = self._open_last(segment, syncs or Syncs(self._disk), indexed=indexed, flushed=flushed)
             else:
-                segments.append(self._open_sealed(path, salts, last_timestamp_ms))
+                self._open_sealed(segment)
+            segments.append(segment)
             last_timestamp_ms = segments[-1].index.last_timestamp_ms
         self._check_sequence(info, segments, unused)
         least_offset = self._check_end(info, directory, names, salts, segments, unused, end_at_stop)
@@ -105,7 +106,6 @@ class PartitionRecovery:
             last,
             create=False,
             created_ms=last.index.first_timestamp_ms or now_ms,
-            last_timestamp_ms=last.index.last_timestamp_ms,
             reserved_to=reserved_to,
         )
         return segments, writer
@@ -128,9 +128,7 @@ class PartitionRecovery:
             self._disk.unlink(unused)
         index = SegmentIndex(base_offset, before.last_timestamp_ms)
         segment = Segment(self._disk, path, base_offset, index, 0, salts)
-        writer = SegmentWriter(
-            self._disk, segment, create=True, created_ms=now_ms, last_timestamp_ms=before.last_timestamp_ms
-        )
+        writer = SegmentWriter(self._disk, segment, create=True, created_ms=now_ms)
         try:
             self._disk.sync_directory(directory)
         finally:
@@ -160,15 +158,13 @@ class PartitionRecovery:
         finish_interrupted_rewrites(self._disk, directory)
         return file_names(directory)
 
-    def _open_sealed(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
-        base_offset, end_offset = offset_range(path)
-        segment = self._load(path, salts, last_timestamp_ms)
+    def _open_sealed(self, segment: Segment) -> None:
         if not segment.index.sealed:
+            base_offset, end_offset = offset_range(segment.path)
             segment.index.sealed = True
             segment.index.next_offset = base_offset if end_offset is None else end_offset
             segment.rebuild_index(segment.end)
             self._save_index(segment)
-        return segment
 
     def _save_index(self, segment: Segment) -> None:
         try:
@@ -177,31 +173,28 @@ class PartitionRecovery:
             # A full disk must not keep the log from opening; the next start makes the index again.
             _log.warning("index_not_saved", segment=str(segment.path), error=str(error))
 
-    def _open_last(
-        self, path: Path, salts: PartitionSalts, last_timestamp_ms: int, syncs: Syncs, *, flushed: bool
-    ) -> tuple[Segment, int]:
-        """Returns the segment, and where its file ends, with the space that is reserved in it."""
-        segment = self._load(path, salts, last_timestamp_ms)
+    def _open_last(self, segment: Segment, syncs: Syncs, *, indexed: bool, flushed: bool) -> int:
+        """Returns where its file ends, with the space that is reserved in it."""
         index, size = segment.index, segment.end
         if index.sealed:
-            return segment, size
-        if index.loaded or not _load_entries(segment):
+            return size
+        if indexed and (index.loaded or not _load_entries(segment)):
             self._rebuild_saved(segment)
         if segment.index.covers == size:
-            return segment, size  # an index is saved after its segment is synced, so all of it is on the disk
-        segment.end, whole = self._scan(segment, segment.index.covers, size, flushed=flushed)
-        fd = self._disk.open_append(path, create=False)
+            return size  # an index is saved after its segment is synced, so all of it is on the disk
+        segment.end, whole, reserved = self._scan(segment, segment.index.covers, size, flushed=flushed)
+        fd = self._disk.open_append(segment.path, create=False)
         try:
-            torn = self._cut(segment, fd, size)
+            torn = not reserved and self._cut(segment, fd, size)
             self._write_again(segment, fd, whole)
         except BaseException:
             os.close(fd)
             raise
-        syncs.put(path, fd)
-        return segment, segment.end if torn else size
+        syncs.put(segment.path, fd)
+        return segment.end if torn else size
 
     def _rebuild_saved(self, segment: Segment) -> None:
-        """Make the index anew, as far as the saved one covered the segment. What is wrong there is no torn tail, since it was synced."""
+        """Rebuild the index, as far as the saved one covered the segment. What is wrong there is no torn tail, since it was synced."""
         saved = saved_head(segment.path, self._disk, segment.salt)
         if saved is None or saved.covers > segment.end:
             return
@@ -212,11 +205,11 @@ class PartitionRecovery:
             self._stats.corrupt_blocks += 1
             _log.error("block_corrupt", error=str(damage))
 
-    def _load(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int) -> Segment:
-        """A segment with its saved index, or an empty one if there is none that fits."""
+    def _load(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int, *, indexed: bool) -> Segment:
+        """A segment with its saved index, or an empty one if there is none that fits. `indexed`: whether an index file is there."""
         base_offset, _ = offset_range(path)
         size = path.stat().st_size
-        index = load_index(path, size, self._disk, salts.of(path.stem))
+        index = load_index(path, size, self._disk, salts.of(path.stem)) if indexed else None
         if index is not None:
             return Segment(self._disk, path, base_offset, index, size, salts)
         segment = Segment(self._disk, path, base_offset, SegmentIndex(base_offset, last_timestamp_ms), size, salts)
@@ -226,7 +219,7 @@ class PartitionRecovery:
                 f"{path} holds the blocks of another file: it was moved, renamed or swapped; put the right file back, or move this "
                 f"one away and start with {ACCEPT_GAPS} (nothing was changed)"
             )
-        saved = saved_head(path, self._disk, segment.salt)
+        saved = saved_head(path, self._disk, segment.salt) if indexed else None
         if saved is not None and saved.covers > size:
             segment.close()
             self._refuse_gap(
@@ -234,8 +227,11 @@ class PartitionRecovery:
             )
         return segment
 
-    def _scan(self, segment: Segment, position: int, size: int, *, flushed: bool) -> tuple[int, list[tuple[int, int]]]:
-        """Check and index the blocks from `position` on; returns where the last whole commit ends, and the ranges of whole blocks.
+    def _scan(
+        self, segment: Segment, position: int, size: int, *, flushed: bool
+    ) -> tuple[int, list[tuple[int, int]], bool]:
+        """Check and index the blocks from `position` on; returns where the last whole commit ends, the ranges of whole blocks, and whether
+        nothing but reserved space is known to follow that commit.
 
         In a topic that does not wait for flushes, a power cut may keep a later commit and lose an earlier one: what counts there is the
         part before that.
@@ -261,15 +257,15 @@ class PartitionRecovery:
             except CorruptBlock as error:
                 following = commit[-1][0].next_offset if commit else segment.index.next_offset
                 if self._is_reserved(segment, position, size):
-                    return end, whole
+                    return end, whole, end == position
                 if not flushed or segment.next_whole_block(position, size, following, begins=True) is None:
-                    return end, whole
+                    return end, whole, False
                 behind = segment.next_whole_block(position, size, following)
                 assert behind is not None, "the one that begins a commit is whole"
                 self._stats.corrupt_blocks += 1
                 _log.error("block_corrupt", error=str(error), resumes_at=behind[0])
                 position = behind[0]
-        return end, whole
+        return end, whole, end == size
 
     def _is_reserved(self, segment: Segment, position: int, size: int) -> bool:
         """Whether nothing was written from a position on. Most segments end so, and one look at the file tells."""

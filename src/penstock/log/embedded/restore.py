@@ -3,7 +3,7 @@
     <data dir>/.restoring/topics/...      the copy, until it is checked
 
 A directory with `.restoring` and without `topics` holds an unfinished restore. A broker does not start on it, and another restore begins
-anew. Once `topics` is there, the restore is done.
+again. Once `topics` is there, the restore is done.
 
 If damage is accepted, salvage.py makes what is left into a log that a broker starts on.
 """

@@ -13,6 +13,7 @@ A crash before the rename leaves a draft, which is deleted; after it, a start fi
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -42,11 +43,18 @@ SWAP_SUFFIX: Final = ".swap"
 _REST_S_MAX: Final = 0.05
 # What a record may cost more than in the block it comes from: a timestamp and the distance of its offset.
 _ADDED_BYTES: Final = 8 + 4
+_DIGESTS: Final = np.dtype("S16")
+_PADDING: Final = [bytes(15 - size) + bytes([size + 1]) for size in range(16)]
+"""What makes 16 bytes of a key of 0 to 15."""
+_MERGED_MIN: Final = 1 << 16
+"""Fewer keys than this wait for more before they are merged."""
 # Offsets of a block are stored as 32-bit distances from its first.
 _DELTA_MAX: Final = (1 << 32) - 1
 
-KeepRow = Callable[[bytes | None, int, bytes | None, int, int], bool]
-"""Whether to keep a record, given key, offset, value, timestamp and expiry (0: never)."""
+Keep = Callable[
+    [Sequence[bytes | None], Sequence[int], Sequence[bytes | None], Sequence[int], Sequence[int]], Sequence[bool]
+]
+"""Which records of a block to keep, given their keys, offsets, values, timestamps and expiries (0: never)."""
 
 
 @dataclass(slots=True)
@@ -63,7 +71,7 @@ class _Rows:
     """What they take in a block before compression, at most."""
 
     @classmethod
-    def of(cls, block: Block, keep: KeepRow | None) -> _Rows:
+    def of(cls, block: Block, keep: Keep | None) -> _Rows:
         """The records of a block that are kept."""
         count = block.count
         offsets, timestamps, values = block.offsets(), block.timestamps(), block.values()
@@ -72,8 +80,8 @@ class _Rows:
         expiries = block.expiries() or [0] * count
         size_bytes = block.raw_bytes
         if keep is not None:
-            cells = zip(keys, offsets, values, timestamps, expiries, strict=True)
-            rows = [row for row, record in enumerate(cells) if keep(*record)]
+            kept = keep(keys, offsets, values, timestamps, expiries)
+            rows = [row for row in range(count) if kept[row]]
             if len(rows) < count:
                 offsets, timestamps = [offsets[row] for row in rows], [timestamps[row] for row in rows]
                 keys, values = [keys[row] for row in rows], [values[row] for row in rows]
@@ -121,8 +129,8 @@ class Rewriter:
         self._disk = disk
         self._block_bytes_target = block_bytes_target
 
-    def replace(self, segments: Sequence[Segment], *, compress: bool, keep: KeepRow | None = None) -> Segment:
-        """Write these adjacent sealed segments as one, which is empty where no record is left. Raises CorruptBlock and changes nothing
+    def replace(self, segments: Sequence[Segment], *, compress: bool, keep: Keep | None = None) -> Segment:
+        """Write these adjacent sealed segments as one, which is empty if no record is left. Raises CorruptBlock and changes nothing
         where one is damaged: a rewrite would hide it. Raises OSError if the segments stay as they are, and UnfinishedRewriteError if
         a swap file stays beside them."""
         first, last = segments[0], segments[-1]
@@ -179,7 +187,7 @@ class Rewriter:
                 segment.detached = False
             raise
 
-    def _blocks(self, segments: Sequence[Segment], *, keep: KeepRow | None) -> Iterator[_Rows]:
+    def _blocks(self, segments: Sequence[Segment], *, keep: Keep | None) -> Iterator[_Rows]:
         """The records in portions for one block each: no larger than the target, unless one block of the source is."""
         started = time.monotonic()
         rows: _Rows | None = None
@@ -248,17 +256,23 @@ def is_superseded(swap: Path, logs: Sequence[Path]) -> bool:
     return False
 
 
-def keep_until(now_ms: int) -> KeepRow:
+def keep_until(now_ms: int) -> Keep:
     """Keeps what has not expired."""
 
-    def keep(key: bytes | None, offset: int, value: bytes | None, timestamp_ms: int, expiry_ms: int) -> bool:
-        return not 0 < expiry_ms <= now_ms
+    def keep(
+        keys: Sequence[bytes | None],
+        offsets: Sequence[int],
+        values: Sequence[bytes | None],
+        timestamps: Sequence[int],
+        expiries: Sequence[int],
+    ) -> Sequence[bool]:
+        return [not 0 < expiry_ms <= now_ms for expiry_ms in expiries]
 
     return keep
 
 
 def half_expired_ms(segment: Segment) -> int | None:
-    """When half of the records that expire will have done so; None where none does. Raises CorruptBlock."""
+    """When half of the records that expire will have done so; None if none does. Raises CorruptBlock."""
     expiries = [
         column[column > 0]
         for _, block in segment.blocks_from(0, segment.end)
@@ -268,37 +282,85 @@ def half_expired_ms(segment: Segment) -> int | None:
 
 
 class LatestOffsets:
-    """The latest offset of each key over some segments, as far as memory is allowed."""
+    """The latest offset of each key over some segments, as far as memory is allowed.
+
+    Two arrays, sorted by digest: 24 bytes a key, and three times that while what was added is merged into them. A dictionary takes 120
+    to 140, in small pieces that the process keeps some of.
+    """
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
-        self._latest: dict[bytes, int] = {}
+        self._digests = np.empty(0, _DIGESTS)
+        self._offsets = np.empty(0, np.int64)
+        self._added_digests = bytearray()
+        self._added_offsets = array("q")
+        """What was added and is not merged yet, with keys more than once, in order of offsets."""
 
     def add(self, segment: Segment) -> bool:
         """Take in a segment; False, with nothing more to be added, once there are too many keys."""
         for _, block in segment.blocks_from(0, segment.end):
             keys = block.keys()
             if keys is not None:
-                for key, offset in zip(keys, block.offsets(), strict=True):
-                    if key is not None:
-                        self._latest[_digest(key)] = offset
-        return len(self._latest) < self._keys_max
+                self._added_digests += b"".join([_digest(key) for key in keys if key is not None])
+                self._added_offsets.extend(
+                    [offset for key, offset in zip(keys, block.offsets(), strict=True) if key is not None]
+                )
+                if len(self._added_offsets) > max(_MERGED_MIN, len(self._offsets) // 4):
+                    self._merge()
+        if len(self._offsets) + len(self._added_offsets) >= self._keys_max:
+            self._merge()
+        return len(self._offsets) + len(self._added_offsets) < self._keys_max
 
-    def keeps(self, oldest_tombstone_ms: int, now_ms: int) -> KeepRow:
-        latest = self._latest
+    def keeps(self, oldest_tombstone_ms: int, now_ms: int) -> Keep:
+        self._merge()
 
-        def keep(key: bytes | None, offset: int, value: bytes | None, timestamp_ms: int, expiry_ms: int) -> bool:
-            if 0 < expiry_ms <= now_ms:
-                return False  # those it superseded are removed by the same pass
-            if key is None:
-                return True  # nothing can supersede it
-            if latest.get(_digest(key), offset) > offset:
-                return False
-            return value is not None or timestamp_ms >= oldest_tombstone_ms
+        def keep(
+            keys: Sequence[bytes | None],
+            offsets: Sequence[int],
+            values: Sequence[bytes | None],
+            timestamps: Sequence[int],
+            expiries: Sequence[int],
+        ) -> Sequence[bool]:
+            # What has expired goes with what it superseded; nothing can supersede a record without a key.
+            return [
+                not 0 < expiry_ms <= now_ms
+                and (key is None or (latest <= offset and (value is not None or timestamp_ms >= oldest_tombstone_ms)))
+                for key, offset, latest, value, timestamp_ms, expiry_ms in zip(
+                    keys, offsets, self._latest(keys), values, timestamps, expiries, strict=True
+                )
+            ]
 
         return keep
 
+    def _latest(self, keys: Sequence[bytes | None]) -> Sequence[int]:
+        """Return the latest offset of each key; -1 for those that were not added."""
+        if not len(self._digests):
+            return [-1] * len(keys)
+        digests = np.frombuffer(b"".join([_digest(key or b"") for key in keys]), _DIGESTS)
+        places = self._digests.searchsorted(digests)
+        found = self._digests.take(places, mode="clip") == digests
+        latest: list[int] = np.where(found, self._offsets.take(places, mode="clip"), -1).tolist()
+        return latest
+
+    def _merge(self) -> None:
+        """Merge what was added."""
+        if not self._added_offsets:
+            return
+        digests = np.concatenate((self._digests, np.frombuffer(self._added_digests, _DIGESTS)))
+        self._added_digests = bytearray()
+        # Sorting is stable, so the last of equal ones was added last.
+        order = digests.argsort(kind="stable")
+        self._digests = digests[order]
+        last = np.append(self._digests[1:] != self._digests[:-1], True)
+        self._digests = self._digests[last]
+        del digests
+        offsets = np.concatenate((self._offsets, np.frombuffer(self._added_offsets, np.int64)))
+        self._added_offsets = array("q")
+        self._offsets = offsets[order[last]]
+
 
 def _digest(key: bytes) -> bytes:
-    # Keys may be long; 16 bytes of a strong hash stand for one.
-    return key if len(key) <= 16 else b"#" + blake2b(key, digest_size=16).digest()
+    """Return 16 bytes that stand for a key: a short one itself, or a strong hash. The last byte tells which, and is never 0."""
+    if len(key) < len(_PADDING):
+        return key + _PADDING[len(key)]
+    return blake2b(key, digest_size=15).digest() + b"\xff"

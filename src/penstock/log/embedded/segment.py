@@ -35,6 +35,8 @@ DELETED_SUFFIX: Final = ".deleted"
 RESERVE_STEP_BYTES: Final = 256 << 10
 # Read at once where blocks are small; a block larger than this is read by itself.
 _WINDOW_BYTES: Final = 4 * STEP_BYTES
+# The first time, because many segments hold little beside the space reserved in them, and a start reads all of those.
+_FIRST_WINDOW_BYTES: Final = 16 << 10
 # What a disk that cannot read a place loses of it.
 _SECTOR_BYTES: Final = 4096
 # A seal that differs from the right one by so few bits is damaged; that of another file differs by about 32.
@@ -130,11 +132,11 @@ class Segment:
         """Whole, checked blocks with their positions. Raises CorruptBlock if one is damaged, OSError once the segment is abandoned.
 
         Small blocks are read many at a time and cut out of what was read. A large one is read by itself, and so is the header of the
-        block behind it: blocks of a size stand together, and copying them costs more than reading them.
+        block after it: blocks of a size are adjacent, and copying them costs more than reading them.
         """
         file = self.open()
         window, window_at = b"", position
-        ahead_bytes = _WINDOW_BYTES
+        ahead_bytes = _FIRST_WINDOW_BYTES
         while position < end:
             if self.abandoned:
                 raise OSError(errno.ESTALE, f"the topic of {self.path} was deleted")
@@ -241,7 +243,10 @@ class Segment:
 
     def holds_blocks_of_another_file(self) -> bool:
         """Whether the file begins with a whole block that was not written to this place: it was moved or swapped."""
-        block = self._block_at(self.open(), 0, self.end)
+        file = self.open()
+        if self._sealed_header(file, 0) is not None:
+            return False
+        block = self._block_at(file, 0, self.end)
         return (
             block is not None
             and (block.seal ^ seal_at(self.salt, 0)).bit_count() > _FLIPPED_BITS_MAX
@@ -291,7 +296,7 @@ class Segment:
                 self.rebuild_index(self.end)
 
     def rebuild_index(self, end: int) -> CorruptBlock | None:
-        """Make the index anew from the log, passing over damage; returns the first there was."""
+        """Rebuild the index from the log, passing over damage; returns the first there was."""
         damage: CorruptBlock | None = None
         index = SegmentIndex(self.base_offset, self.index.last_timestamp_ms)
         index.sealed = self.index.sealed
@@ -383,7 +388,7 @@ def load_index(segment_path: Path, size_bytes: int, disk: Disk, salt: int) -> Se
 class SegmentWriter:
     """The end of a partition: the segment that takes new blocks. Used by the commit thread only, or while its queue is held."""
 
-    __slots__ = ("_disk", "created_ms", "file", "last_timestamp_ms", "segment")
+    __slots__ = ("_disk", "created_ms", "file", "segment")
 
     def __init__(
         self,
@@ -392,7 +397,6 @@ class SegmentWriter:
         *,
         create: bool,
         created_ms: int,
-        last_timestamp_ms: int,
         reserved_to: int = 0,
     ) -> None:
         """`reserved_to` is where the file ends, if that is behind the segment's end."""
@@ -407,19 +411,10 @@ class SegmentWriter:
             reserve_step_bytes=RESERVE_STEP_BYTES,
         )
         self.created_ms = created_ms
-        self.last_timestamp_ms = last_timestamp_ms
 
     @property
     def next_offset(self) -> int:
         return self.segment.index.next_offset
-
-    def add_to_index(self, headers: list[BlockHeader], position: int) -> None:
-        """Index blocks that were written at this position."""
-        index = self.segment.index
-        for header in headers:
-            index.add(header, position)
-            position += header.size_bytes
-        self.last_timestamp_ms = headers[-1].last_timestamp_ms
 
     def save_index(self, encoded: bytes, covers: int) -> None:
         """Save the index of a moment. What it covers is not scanned after a crash, so it must be synced by now."""
@@ -429,7 +424,7 @@ class SegmentWriter:
     @property
     def is_settled(self) -> bool:
         index = self.segment.index
-        return not (self.file.is_open or self.file.reserves) and index.saved_covers == index.covers
+        return not (self.file.fd >= 0 or self.file.reserves) and index.saved_covers == index.covers
 
     def cut_and_sync(self) -> None:
         """Give back reserved space, and sync the file."""
@@ -447,16 +442,14 @@ class SegmentWriter:
             raise
 
     def roll(self, now_ms: int) -> SegmentWriter:
-        """Seal this segment and begin the next. Where that fails, this one goes on as it was."""
+        """Seal this segment and begin the next. If that fails, this one continues as it was."""
         self.seal()
         directory = self.segment.path.parent
         base_offset = self.next_offset
-        index = SegmentIndex(base_offset, self.last_timestamp_ms)
+        index = SegmentIndex(base_offset, self.segment.index.last_timestamp_ms)
         segment = Segment(self._disk, log_path(directory, base_offset), base_offset, index, 0, self.segment.salts)
         try:
-            writer = SegmentWriter(
-                self._disk, segment, create=True, created_ms=now_ms, last_timestamp_ms=self.last_timestamp_ms
-            )
+            writer = SegmentWriter(self._disk, segment, create=True, created_ms=now_ms)
             try:
                 self._disk.sync_directory(directory)
             except OSError:

@@ -1,6 +1,6 @@
 """Snapshots: the files of every topic as they were at one moment, kept for a reader while the broker continues.
 
-    snapshots/<id>/LOCK              held (shared `flock`) by whoever reads the snapshot
+    snapshots/<id>/LOCK              held (shared `flock`) by the reader of the snapshot
     snapshots/<id>/manifest.json     see manifest.py
     snapshots/<id>/topics/...        hard links, laid out as in the data directory
 

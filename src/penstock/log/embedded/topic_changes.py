@@ -55,7 +55,7 @@ class TopicChanges:
         _check_writable(partitions)
         starts = topic.starts
         if _has_retention(before) and not _has_retention(config):
-            # What retention has deleted stays deleted: readers that were behind it must still be told.
+            # What retention has deleted stays deleted: readers at lower offsets must still get an error.
             starts = _normalized(partition.start_offset for partition in partitions)
         altered = StoredTopic(
             replace(topic.info, config=config),

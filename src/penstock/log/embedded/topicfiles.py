@@ -11,6 +11,7 @@ its metadata, which is atomic: everything else (directories of new partitions, s
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -69,17 +70,8 @@ class TopicFiles:
 
     def check_format(self) -> None:
         """Raise UnsupportedFormat if a topic has another format than this release reads. Changes nothing."""
-        for directory in sorted(self._root.iterdir()) if self._root.exists() else ():
-            for path in (directory / METADATA_FILE, directory / METADATA_COPY):
-                try:
-                    found = decode_metadata(path.read_bytes())["version"]
-                except (OSError, ValueError):
-                    continue  # missing or damaged; loading the topic tells
-                if found != FORMAT:
-                    raise UnsupportedFormat(
-                        f"{directory} has log format {found}, and this release reads and writes format {FORMAT}: {_remedy(found)}; "
-                        "nothing was changed"
-                    )
+        for directory in sorted(self._root.iterdir()):
+            _check_format(directory)
 
     def create(self, topic: StoredTopic) -> None:
         self.make_partitions(topic.info)
@@ -121,14 +113,24 @@ class TopicFiles:
             _log.error("failed_topic_creation_not_removed", directory=str(self.directory(info)), error=str(error))
 
     def load_all(self) -> list[StoredTopic]:
-        """Every topic there is, finishing deletions that a crash interrupted."""
+        """Every topic there is, finishing deletions that a crash interrupted.
+
+        Raises UnsupportedFormat, before it changes anything, if a topic has another format than this release reads.
+        """
+        directories = sorted(self._root.iterdir()) if self._root.exists() else []
+        found: dict[Path, _Copies] = {}
+        for directory in directories:
+            if directory.name.endswith(DELETED_SUFFIX):
+                _check_format(directory)
+            else:
+                found[directory] = _read_copies(directory)
         topics: list[StoredTopic] = []
-        for directory in sorted(self._root.iterdir()):
+        for directory in directories:
             if not directory.is_dir():
                 _log.warning("unexpected_file", file=str(directory))
-            elif directory.name.endswith(DELETED_SUFFIX):
+            elif directory not in found:
                 self._disk.remove_tree(directory)
-            elif (topic := self._load(directory)) is not None:
+            elif (topic := self._mended(directory, found[directory])) is not None:
                 topics.append(topic)
         infos: dict[str, TopicInfo] = {}
         for info in (topic.info for topic in topics):
@@ -177,26 +179,19 @@ class TopicFiles:
                 "check the disk, then restart the broker"
             ) from error
 
-    def _load(self, directory: Path) -> StoredTopic | None:
-        found: list[StoredTopic] = []
-        damaged: list[Path] = []
-        for path in (directory / METADATA_FILE, directory / METADATA_COPY):
-            try:
-                found.append(decode_topic(path.read_bytes()))
-            except FileNotFoundError:
-                continue
-            except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
-                damaged.append(path)
-        if found:
-            if len(found) < 2 or found[0] != found[1]:
+    def _mended(self, directory: Path, copies: _Copies) -> StoredTopic | None:
+        """Return the topic whose metadata was found, with both copies in place; None if there was none."""
+        whole = copies.whole
+        if whole:
+            if len(whole) < 2 or whole[0] != whole[1]:
                 _log.warning("topic_metadata_repaired", directory=str(directory))
                 try:
-                    self.save(found[0])
+                    self.save(whole[0])
                 except OSError as error:
                     # A full disk must not keep the log from opening; one good copy is enough for that.
                     _log.warning("topic_metadata_not_repaired", directory=str(directory), error=str(error))
-            return found[0]
-        if damaged:
+            return whole[0]
+        if copies.damaged:
             raise CorruptMetadata(
                 f"both copies of the metadata in {directory} are damaged, so the topic's name and settings are unknown; restore "
                 f"{METADATA_FILE} from a backup, or move the directory away to start without this topic (nothing in it was changed)"
@@ -206,6 +201,54 @@ class TopicFiles:
         else:
             self._disk.remove_tree(directory)  # a creation that never finished
         return None
+
+
+class _Copies(NamedTuple):
+    """The copies of a topic's metadata that are there."""
+
+    whole: list[StoredTopic]
+    damaged: bool
+    """Whether one is damaged."""
+
+
+def _read_copies(directory: Path) -> _Copies:
+    """Read both copies, and decode the second only if it differs. Raises UnsupportedFormat."""
+    copies = _Copies([], damaged=False)
+    first = b""
+    for name in (METADATA_FILE, METADATA_COPY):
+        try:
+            data = (directory / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if copies.whole and data == first:
+            copies.whole.append(copies.whole[0])
+            continue
+        first = data
+        try:
+            metadata = decode_metadata(data)
+            _check_version(directory, metadata)
+            copies.whole.append(_stored(metadata))
+        except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
+            copies = copies._replace(damaged=True)
+    return copies
+
+
+def _check_format(directory: Path) -> None:
+    for name in (METADATA_FILE, METADATA_COPY):
+        try:
+            metadata = decode_metadata((directory / name).read_bytes())
+        except (OSError, ValueError):
+            continue  # missing or damaged; loading the topic tells
+        _check_version(directory, metadata)
+
+
+def _check_version(directory: Path, metadata: Mapping[str, Any]) -> None:
+    found = metadata["version"]
+    if found != FORMAT:
+        raise UnsupportedFormat(
+            f"{directory} has log format {found}, and this release reads and writes format {FORMAT}: {_remedy(found)}; "
+            "nothing was changed"
+        )
 
 
 def _remedy(found: int) -> str:
@@ -240,7 +283,10 @@ def _encode(topic: StoredTopic) -> bytes:
 
 
 def decode_topic(data: bytes) -> StoredTopic:
-    metadata = decode_metadata(data)
+    return _stored(decode_metadata(data))
+
+
+def _stored(metadata: Mapping[str, Any]) -> StoredTopic:
     config = dict(metadata["config"])
     config["durability"] = Durability.parse(config["durability"])
     info = TopicInfo(metadata["name"], metadata["id"], TopicConfig(**config), metadata["created_ms"])

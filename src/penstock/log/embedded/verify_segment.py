@@ -347,7 +347,7 @@ def _lengths_add_up(block: Block, column: int) -> bool:
 
 
 def _contents_fault(block: Block) -> str | None:
-    """What is wrong inside a block whose checksum is right: a fault of whoever wrote it."""
+    """What is wrong inside a block whose checksum is right: a fault of its writer."""
     try:
         for column in (0, KEYS, HEADERS):
             if (not column or block.flags & column) and not _lengths_add_up(block, column):

@@ -7,7 +7,7 @@ Offsets of a log that was moved to Kafka and that hold no record there are taken
 `penstock-gap` and nothing else, because a batch of Kafka has no gaps. Readers never see them.
 
 The time at which a record expires is its last header, `penstock-expires`, in decimal milliseconds. Headers of these two names that a
-user set are kept apart by a further one behind them, which says 0 if the record does not expire.
+user set are kept apart by a further one after them, which is 0 if the record does not expire.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ZSTD_LEVEL: Final = 1
 _COMPRESS_BYTES_MIN: Final = 256
 _FEW_RECORDS: Final = 8
 """Fewer records are laid out sooner one by one than as an array."""
-# Numbers up to these take one byte more than those before (two bits are lost to each: one goes on, one is the sign).
+# Numbers up to these take one byte more than those before (two bits of each are lost: one for continuation, one for the sign).
 _WIDTHS: Final = tuple((width, 1 << (7 * width - 1)) for width in range(1, 6))
 
 Bytes = npt.NDArray[np.uint8]
@@ -327,7 +327,7 @@ class RecordBatch:
     )
 
     def __init__(self, data: bytes) -> None:
-        """Raises CorruptBlock where the header makes no sense."""
+        """Raises CorruptBlock if the header makes no sense."""
         if len(data) < HEADER.size:
             raise CorruptBlock(f"a record batch of Kafka has {len(data)} bytes, and its header needs {HEADER.size}")
         (
@@ -383,7 +383,7 @@ class RecordBatch:
             raise corrupt from error
 
     def _uniform_block(self) -> Block | None:
-        """The fast path; None where the records are not all of one size, or have more than a value."""
+        """The fast path; None if the records are not all of one size, or have more than a value."""
         count, data = self.count, self.data
         if self.attributes & _CODEC or self.next_offset - self.base_offset != count or count < _FEW_RECORDS:
             return None
@@ -462,7 +462,7 @@ def _first_value_bytes(data: bytes) -> int | None:
 
 
 def _expiry(headers: Sequence[tuple[str, bytes | None]]) -> int | None:
-    """When a record expires, 0 for never; None where its last header does not say."""
+    """When a record expires, 0 for never; None if its last header does not say."""
     name, value = headers[-1]
     if name != EXPIRES or value is None or not value.isdigit() or len(value) > len(str(_EXPIRY_MAX)):
         return None

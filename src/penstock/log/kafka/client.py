@@ -1,7 +1,7 @@
 """Connections to a cluster, its metadata, and the requests that this engine makes. The only module that knows the Kafka library, but
 for `requests`.
 
-Kafka answers a connection in the order of its requests, so a request that waits holds up those behind it: each purpose has connections of
+Kafka answers a connection in the order of its requests, so a request that waits holds up later ones: each purpose has connections of
 its own (`Purpose`). A request is answered, or fails with `Unanswered`, which does not say whether it was carried out; an answer that is an
 error is a `KafkaFault` with Kafka's code.
 """
@@ -51,7 +51,7 @@ except ImportError as error:
     ) from None
 
 READ_CONNECTIONS: Final = 4
-"""For each broker: a read of many bytes holds up those behind it."""
+"""For each broker: a large read holds up later requests."""
 REFRESHES_S: Final = 3
 """How many times the timeout of a request asking for metadata may take: brokers are asked one after the other."""
 CLIENT_ID: Final = "penstock"
@@ -123,7 +123,7 @@ class KafkaClient:
 
     async def start(self) -> None:
         """Connect. Raises Unreachable with the reason of each address."""
-        # It logs each failed attempt to connect, which is reported here by whoever needed the answer.
+        # It logs each failed attempt to connect; here the caller that needed the connection reports it.
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
         reasons = [await self._why_not(*parse_address(address)) for address in self._settings.bootstrap]
         client = AIOKafkaClient(bootstrap_servers=list(self._settings.bootstrap), **self._connecting())
@@ -241,7 +241,7 @@ class KafkaClient:
         return None if leader is None or leader < 0 else int(leader)
 
     def any_node(self) -> int:
-        """Raises Unanswered where no broker is known."""
+        """Raises Unanswered if no broker is known."""
         nodes = self.nodes()
         if not nodes:
             raise Unanswered("no broker is known")
@@ -292,7 +292,7 @@ class KafkaClient:
         }
 
     async def offsets(self, node: int, times: Mapping[Place, int]) -> dict[Place, int | KafkaFault]:
-        """The offsets of the first records at or after these times (`EARLIEST`, `LATEST`: the bounds); -1 where there is none."""
+        """The offsets of the first records at or after these times (`EARLIEST`, `LATEST`: the bounds); -1 if there is none."""
         topics: dict[str, list[tuple[int, int]]] = {}
         for (topic, index), timestamp in times.items():
             topics.setdefault(topic, []).append((index, timestamp))
@@ -383,7 +383,7 @@ class KafkaClient:
     # -- transactions --------------------------------------------------------------------------------------------------------
 
     async def init_producer(self, transactional_id: str, timeout_ms: int) -> ProducerId:
-        """Take over a transactional id: whoever had it is fenced, and its open transaction aborted."""
+        """Take over a transactional id: its previous owner is fenced, and its open transaction aborted."""
         answer = await self._coordinated(transactional_id, InitProducerIdRequest(transactional_id, timeout_ms))
         self._raise_coordinator_fault(transactional_id, answer.error_code)
         return ProducerId(answer.producer_id, answer.producer_epoch)

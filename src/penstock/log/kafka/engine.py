@@ -57,9 +57,9 @@ from penstock.log.watchers import Watchers
 from penstock.names import is_internal
 
 LOOK_S: Final = 30.0
-"""How often Kafka is asked for topics that others created or deleted, and for sizes."""
+"""How often Kafka is polled for topics that others created or deleted, and for sizes."""
 FOLLOWED_AT_ONCE: Final = 100
-"""Partitions whose bounds are asked for together at the start."""
+"""Partitions whose bounds are requested together at the start."""
 CLOSE_S_MAX: Final = 10.0
 """How long closing waits for answers beyond the time that an append waits."""
 
@@ -309,7 +309,7 @@ class KafkaEngine(Engine):
         self._kept_at = asyncio.get_running_loop().time()
 
     async def _follow_all(self) -> None:
-        """Ask for the bounds of every partition: who looks at them right after the start finds them current."""
+        """Request the bounds of every partition, so that they are current right after the start."""
         partitions = [partition for parts in self._partitions.values() for partition in parts]
         for at in range(0, len(partitions), FOLLOWED_AT_ONCE):
             await asyncio.gather(*(partition.follow() for partition in partitions[at : at + FOLLOWED_AT_ONCE]))

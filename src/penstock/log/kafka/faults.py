@@ -15,7 +15,7 @@ SEQUENCE_MODULUS: Final = 1 << 31
 
 
 class Code(IntEnum):
-    """Kafka's error codes that are told apart here."""
+    """Kafka's error codes that are distinguished here."""
 
     UNKNOWN_SERVER_ERROR = -1
     OFFSET_OUT_OF_RANGE = 1
@@ -71,7 +71,7 @@ class Code(IntEnum):
 RETRIABLE: Final = frozenset(
     {
         Code.CORRUPT_MESSAGE,
-        Code.UNKNOWN_TOPIC_OR_PARTITION,  # until the metadata of a broker is current; whoever asks bounds it
+        Code.UNKNOWN_TOPIC_OR_PARTITION,  # until the metadata of a broker is current; the caller bounds it
         Code.LEADER_NOT_AVAILABLE,
         Code.NOT_LEADER_OR_FOLLOWER,
         Code.REQUEST_TIMED_OUT,

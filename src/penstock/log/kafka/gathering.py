@@ -13,7 +13,7 @@ TRANSACTION_APPENDS_MAX: Final = 1000
 
 
 def gather_transaction(first: Atomic) -> Transaction | None:
-    """An atomic append and what waits behind it in its queues, other atomic appends included; None where it has to wait itself."""
+    """An atomic append and what follows it in its queues, other atomic appends included; None if it has to wait itself."""
     taken: dict[KafkaPartition, list[Pending]] = {}
     atomics: dict[Atomic, None] = {}
     size = appends = 0

@@ -20,7 +20,7 @@ CHECK_S: Final = 2.0
 KEEP_S: Final = 3600.0
 """How often the claim is used, so that Kafka does not forget it (after a week)."""
 TRANSACTION_MS: Final = 10_000
-"""After this Kafka aborts a transaction whose node has died; until then readers see nothing behind it."""
+"""After this Kafka aborts a transaction whose node has died; until then readers see nothing after it."""
 NODE_ID: Final = "penstock.node"
 
 
@@ -36,7 +36,7 @@ class NodeLock:
         """Told whenever it is found that another node has taken the claim."""
 
     async def claim(self) -> None:
-        """Take it, from whoever has it."""
+        """Take it from its current owner, if any."""
         self.producer = await self._reader.patiently(
             "claiming the topics of this node", lambda: self._client.init_producer(self._id, TRANSACTION_MS)
         )

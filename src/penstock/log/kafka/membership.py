@@ -33,7 +33,7 @@ log = structlog.get_logger("penstock.kafka")
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """What a member says of itself, and what all are told of each."""
+    """What a member reports of itself, and what all learn of each."""
 
     id: str
     addresses: dict[str, str]
@@ -42,7 +42,7 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 class Membership:
-    """Of one node, from `join` to `leave`. `changed` is called when `nodes`, `leads` or `lost` has."""
+    """For one node, from `join` to `leave`. `changed` is called when `nodes`, `leads` or `lost` has."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ def _group(prefix: str) -> str:
 
 
 def _shared_out(members: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Give the lead to one of the members; returns what each is told, which is the same for all."""
+    """Give the lead to one of the members; returns what each receives, which is the same for all."""
     said = {member: msgspec.json.decode(metadata, type=_Said) for member, metadata in members.items()}
     leader = min(said, key=lambda member: (not said[member].leads, said[member].since_ms, said[member].id))
     told = msgspec.json.encode(
@@ -181,4 +181,4 @@ def _shared_out(members: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def leader_of(nodes: Sequence[NodeInfo]) -> str:
     """Return the id of the node that leads, for a message."""
-    return next((node.id for node in nodes if node.leads), "nobody now")
+    return next((node.id for node in nodes if node.leads), "no node")

@@ -1,6 +1,6 @@
 """One partition in Kafka: its bounds as they are known here, its tail in memory, and reading.
 
-`position` is the next offset that was not looked at, and `committed_end` the offset after the last record that a reader may see: what ends
+`position` is the next offset that was not examined, and `committed_end` the offset after the last record that a reader may see: what ends
 a transaction, and records of an aborted one, lie between. An append of ours that lands at the position is known at once; if something lies
 before it, that is fetched first (`catch_up`), and only then is the append answered.
 """
@@ -85,7 +85,7 @@ class KafkaPartition(Partition):
         """Ends of our own transactions behind the position: each takes an offset, and there is nothing to see."""
         self._catching_up = asyncio.Lock()
         self._unseen: list[tuple[int, Callable[[], None]]] = []
-        """Appends that are stored and cannot be read yet: the offset after each, and whom to tell."""
+        """Appends that are stored and cannot be read yet: the offset after each, and its callback."""
         self._looking: asyncio.Task[None] | None = None
         self._size_bytes = 0
         self._failure: str | None = None
@@ -159,7 +159,7 @@ class KafkaPartition(Partition):
         return None
 
     def landed(self, offset: int, timestamp_ms: int, batch: Batch, *, marked: bool = False) -> None:
-        """Records of ours are stored at this offset. `marked`: the end of their transaction lies behind them."""
+        """Our records are stored at this offset. `marked`: the end of their transaction follows them."""
         following = offset + batch.count
         self._size_bytes += batch.size_bytes
         self._follower.touch(self)
@@ -265,7 +265,7 @@ class KafkaPartition(Partition):
             try:
                 block = batch.block()
             except CorruptBlock:
-                blocks, end = [], batch.next_offset  # a reader comes upon it and is told
+                blocks, end = [], batch.next_offset  # a reader that reaches it gets the error
                 self._tails.drop(self._tail)
                 continue
             if block is not None:

@@ -80,14 +80,14 @@ class Reader:
         return await self.patiently(what, attempt)
 
     def leader(self, place: Place) -> int:
-        """Raises Unanswered where nobody leads the partition now."""
+        """Raises Unanswered if nobody leads the partition now."""
         leader = self._client.leader(place)
         if leader is None:
             raise Unanswered(f"no broker leads partition {place[1]} of {place[0]}")
         return leader
 
     async def offset(self, place: Place, timestamp_ms: int) -> int:
-        """The offset of the first record at or after a time (or `EARLIEST`, `LATEST`); -1 where there is none."""
+        """The offset of the first record at or after a time (or `EARLIEST`, `LATEST`); -1 if there is none."""
 
         what = f"finding an offset in {place[0]}"
         return await self._ask_leader(what, place, lambda leader: self._client.offsets(leader, {place: timestamp_ms}))
@@ -152,7 +152,7 @@ class Reader:
             raise InvalidRequest(f"Kafka refuses to delete records of {place[0]}: {fault}") from fault
 
     async def visible_end(self, place: Place, start: int, stable_end: int) -> int:
-        """The offset after the last record before `stable_end` that a reader may see; `start` where there is none.
+        """The offset after the last record before `stable_end` that a reader may see; `start` if there is none.
 
         Looks further back each time: what ends transactions and what was aborted may lie at the end.
         """
@@ -175,6 +175,6 @@ class Reader:
                 try:
                     block = last.block()
                 except CorruptBlock:
-                    block = None  # a reader comes upon it and is told
+                    block = None  # a reader that reaches it gets the error
                 return last.next_offset if block is None else block.next_offset
         return start

@@ -1,10 +1,10 @@
 """Appends on their way to Kafka.
 
 Each partition has a queue and at most one record batch in flight: so a batch that is sent again is recognized by its sequence number, and
-nothing overtakes it. What waits meanwhile makes up the next batch. The same bytes are sent again until they are answered; whoever has
-waited too long is told that the outcome is unknown, and may ask for it later (`OutcomeUnknown.settle`).
+nothing overtakes it. What waits meanwhile makes up the next batch. The same bytes are sent again until they are answered; an
+append that waits too long fails with an unknown outcome, which can be settled later (`OutcomeUnknown.settle`).
 
-An atomic append waits until it is at the head of all its queues. It then becomes a transaction, together with what waits behind it there.
+An atomic append waits until it is at the head of all its queues. It then becomes a transaction, together with what follows it there.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _UNANSWERED: Final = "Kafka does not answer, and what was sent before waits for 
 TAKEN_OVER: Final = (
     "another Penstock node has taken over this cluster, so this one writes nothing more: stop one of them"
 )
-"""Of a broker that has the topics for itself."""
+"""For a broker that has the topics for itself."""
 LED_BY_ANOTHER: Final = (
     "another Penstock node leads this cluster now, so this one writes nothing more until it has started again, which it does by itself: "
     "connect again, to any node"
 )
-"""Of one node of several."""
+"""For one node of several."""
 
 log = structlog.get_logger("penstock.kafka")
 
@@ -224,7 +224,7 @@ class Sender:
     # -- plain appends -----------------------------------------------------------------------------------------------------
 
     def _gather(self, partition: KafkaPartition) -> Flight | None:
-        """The next batch of a partition: what waits at the head of its queue. None where nothing of it could be encoded."""
+        """The next batch of a partition: what waits at the head of its queue. None if nothing of it could be encoded."""
         queue = partition.queue
         appends = [queue.popleft()]
         size = appends[0].batch.size_bytes
@@ -283,7 +283,7 @@ class Sender:
         began = self._loop.time()
         try:
             answers = await self._client.produce(node, [(flight.partition.place, flight.data) for flight in flights])
-        except Exception as error:  # what is not sent again would hold up its partition for ever
+        except Exception as error:  # what is not sent again would hold up its partition forever
             if not isinstance(error, Unanswered):
                 log.exception("produce_failed")
             for flight in flights:
@@ -421,7 +421,7 @@ class Sender:
             return await asyncio.shield(settled)
 
         error = OutcomeUnknown(
-            f"Kafka has not answered for {self._append_s_max:g} s: whether the records are stored is told once it answers"
+            f"Kafka has not answered for {self._append_s_max:g} s: whether the records are stored is known once it answers"
         )
         error.settle = settle
         for pending in flight.appends:

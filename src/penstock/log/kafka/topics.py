@@ -86,7 +86,7 @@ class TopicStore:
         self._read_to = 0
 
     async def open(self) -> None:
-        """Create the table where there is none."""
+        """Create the table if there is none."""
         if self.place[0] not in self._client.partition_counts():
             config = TopicConfig(cleanup="compact", segment_bytes=SEGMENT_BYTES_MIN)
             await self._create(self.place[0], config)
@@ -168,7 +168,7 @@ class TopicStore:
     # -- changes -----------------------------------------------------------------------------------------------------------
 
     async def create(self, name: str, config: TopicConfig) -> StoredTopic:
-        """Raises TopicExists where Kafka has a topic of the name, InvalidRequest where it refuses the settings."""
+        """Raises TopicExists if Kafka has a topic of the name, InvalidRequest where it refuses the settings."""
         return await self.create_as(TopicInfo(name, uuid.uuid4().hex, config, self._clock.now_ms()))
 
     async def create_as(self, info: TopicInfo) -> StoredTopic:
@@ -210,7 +210,7 @@ class TopicStore:
             raise InvalidRequest(f"Kafka refuses to alter topic {topic.info.name!r}: {fault}") from fault
 
     async def alter(self, topic: StoredTopic, config: TopicConfig) -> StoredTopic:
-        """Raises InvalidRequest where Kafka refuses the settings; nothing is changed then."""
+        """Raises InvalidRequest if Kafka refuses the settings; nothing is changed then."""
         before, after = _row_of(topic), replace(topic, info=replace(topic.info, config=config))
         row = msgspec.structs.replace(_row_of(after), change="alter")
         await self._put(topic.info.name, row)
@@ -248,7 +248,7 @@ class TopicStore:
         await self._put(topic.info.name, None)
 
     async def _complete(self, name: str, row: _Row) -> StoredTopic | None:
-        """Do again what may have been cut short. None where the topic is gone."""
+        """Do again what may have been cut short. None if the topic is gone."""
         exists = row.kafka in self._client.partition_counts()
         if row.change == "delete" or (row.change is None and not exists):
             if exists:

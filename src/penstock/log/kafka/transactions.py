@@ -1,7 +1,7 @@
 """Atomic appends as Kafka transactions.
 
 A transaction is begun on its partitions, its records are written to all of them at once, and it is ended. Each needs a transactional id of
-its own while it runs; there is a pool of them. Whatever fails before the end is asked for is not stored: the id is taken anew, which
+its own while it runs; there is a pool of them. What fails before the end is requested is not stored: the id is taken again, which
 aborts what was begun. The answer is given once every partition shows the records, which is a moment after the end was decided.
 """
 
@@ -41,7 +41,7 @@ Refused = Mapping[Atomic | Pending, PenstockError]
 
 
 class _Late(Exception):
-    """Out of time before the end was asked for: nothing is stored."""
+    """Timed out before the end was requested: nothing is stored."""
 
 
 class _Writer:
@@ -54,7 +54,7 @@ class _Writer:
         self.producer = ProducerId(-1, -1)
         self.sequences: dict[KafkaPartition, int] = {}
         self.dirty = True
-        """Whether it must be taken anew before it is used."""
+        """Whether it must be taken again before it is used."""
 
 
 class Transactions:
@@ -305,6 +305,6 @@ def _unknown(ending: asyncio.Task[bool]) -> OutcomeUnknown:
     async def settle() -> bool:
         return await asyncio.shield(ending)
 
-    error = OutcomeUnknown("Kafka has not answered in time: whether the records are stored is told once it does")
+    error = OutcomeUnknown("Kafka has not answered in time: whether the records are stored is known once it does")
     error.settle = settle
     return error

@@ -85,7 +85,7 @@ class Migration:
         on_total: Callable[[int], None] = lambda _: None,
         on_progress: OnProgress = lambda _records, _bytes: None,
     ) -> None:
-        """`tombstone_ms` is how long the source keeps the record that deletes a key. `on_total` is told how many records are to be copied
+        """`tombstone_ms` is how long the source keeps the record that deletes a key. `on_total` gets how many records are to be copied
         and verified."""
         state.check_unfinished()
         self._target = target
@@ -152,7 +152,7 @@ class Migration:
         return result
 
     async def _drop_deleted(self, infos: dict[str, TopicInfo]) -> None:
-        """Delete from the target what was copied before and is not in the source any more, or must be copied anew."""
+        """Delete from the target what was copied before and is not in the source any more, or must be copied again."""
         kept = {info.id: info for info in infos.values()}
         now_ms = self._clock.now_ms()
         for topic_id, topic in list(self._state.state.topics.items()):
@@ -190,7 +190,7 @@ class Migration:
                 )
             partition = state.partitions[index]
             if partition.verified > position:
-                partition.note(0, RecordChecksum())  # the target has lost something: all of it is looked at again
+                partition.note(0, RecordChecksum())  # the target has lost something: verify all of it again
             parts.append(_Part(source, info, index, start, end, position, partition))
         return parts
 

@@ -1,7 +1,7 @@
 """The async BlipMQ client.
 
 The protocol answers a publish, an acknowledgement and a poll of an empty queue with silence. What is said here therefore ends with a
-PING, and its PONG ends the answer: everything before it was dealt with, publishes and acknowledgements are on disk (a Penstock broker
+PING, and its PONG ends the answer: everything before it was handled, publishes and acknowledgements are on disk (a Penstock broker
 waits for that), and there was no more to deliver. So a batch costs one round trip, and every failure is heard of.
 """
 

@@ -148,7 +148,7 @@ class Decoder(BufferingDecoder[Message]):
         return position
 
     def _publish(self, data: bytes, position: int, frame_end: int, correlation_id: int) -> PublishRun | None:
-        """A run of the first frame; None where it is not as a publish should be, which is for the session to say."""
+        """A run of the first frame; None if it is not as a publish should be, which is for the session to say."""
         found = parse_publish(data[position + HEAD_BYTES : frame_end])
         if found is None:
             return None
@@ -179,7 +179,7 @@ class Decoder(BufferingDecoder[Message]):
 
 
 def _id_run(data: bytes, position: int, frames_max: int) -> IdRun:
-    """The POLL or ACK at a position, and those behind it that differ from it only in the correlation id."""
+    """The POLL or ACK at a position, and those after it that differ from it only in the correlation id."""
     count = min((len(data) - position) // ID_FRAME.size, frames_max)
     frames = ID_FRAME.iter_unpack(memoryview(data)[position : position + count * ID_FRAME.size])
     length, kind, correlation_id, subscription_id = next(frames)
@@ -195,7 +195,7 @@ def _id_run(data: bytes, position: int, frames_max: int) -> IdRun:
 
 
 def parse_publish(payload: bytes) -> tuple[int, str, bytes] | None:
-    """QoS, topic and message; None where it is malformed. An empty topic and any QoS are well-formed."""
+    """QoS, topic and message; None if it is malformed. An empty topic and any QoS are well-formed."""
     if len(payload) < PUBLISH_FIXED_BYTES:
         return None
     topic_end = PUBLISH_FIXED_BYTES + U16.unpack_from(payload, 1)[0]
@@ -206,7 +206,7 @@ def parse_publish(payload: bytes) -> tuple[int, str, bytes] | None:
 
 
 def parse_subscribe(payload: bytes) -> tuple[str, int] | None:
-    """Topic and QoS; None where it is malformed. What follows is ignored."""
+    """Topic and QoS; None if it is malformed. What follows is ignored."""
     if len(payload) < 3:
         return None
     topic_end = 2 + U16.unpack_from(payload)[0]
@@ -217,26 +217,26 @@ def parse_subscribe(payload: bytes) -> tuple[str, int] | None:
 
 
 def parse_auth(payload: bytes) -> str | None:
-    """The key; None where the payload is malformed."""
+    """The key; None if the payload is malformed."""
     if len(payload) < 2 or U16.unpack_from(payload)[0] != len(payload) - 2:
         return None
     return _text(payload[2:])
 
 
 def parse_hello(payload: bytes) -> int | None:
-    """The protocol version; None where the payload is malformed."""
+    """The protocol version; None if the payload is malformed."""
     version: int | None = U16.unpack(payload)[0] if len(payload) == 2 else None
     return version
 
 
 def parse_id(payload: bytes) -> int | None:
-    """The subscription id of an ACK; None where the payload is malformed."""
+    """The subscription id of an ACK; None if the payload is malformed."""
     number: int | None = U64.unpack(payload)[0] if len(payload) == 8 else None
     return number
 
 
 def parse_nack(payload: bytes) -> tuple[int, str] | None:
-    """Code and reason; None where the payload is malformed."""
+    """Code and reason; None if the payload is malformed."""
     if len(payload) < 4 or U16.unpack_from(payload, 2)[0] != len(payload) - 4:
         return None
     return U16.unpack_from(payload)[0], payload[4:].decode(errors="replace")
@@ -269,7 +269,7 @@ def encode_subscribe(correlation_id: int, topic: str, qos: int) -> bytes:
 
 
 def encode_publish(correlation_id: int, qos: int, topic: str, value: bytes) -> bytes:
-    """A publish, or a delivery. Raises InvalidRequest where the frame would be too large."""
+    """A publish, or a delivery. Raises InvalidRequest if the frame would be too large."""
     prefix = publish_prefix(qos, topic)
     length = LENGTH_MIN + len(prefix) + len(value)
     if length > LENGTH_MAX:

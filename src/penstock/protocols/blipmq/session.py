@@ -7,7 +7,7 @@ subscription that arrive in a row are answered as one request.
 
 Overload stops the reading of the socket (`hold`); nothing is refused because there is much to do.
 
-Bad framing ends the conversation; everything else is answered with a NACK and goes on, also an exception that is a bug of ours.
+Bad framing ends the conversation; everything else is answered with a NACK and continues, also an exception that is a bug of ours.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ class BlipMQSession(Conversation[Message]):
     def _deliver(self, principal: Principal, run: IdRun, subscription: Subscription, slot: ReplySlot) -> bytes | None:
         """Return deliveries, at most one for each POLL; None if the log must be read first.
 
-        Deliveries leave before what stops the next one is dealt with: the log must be read, cannot be read, or there is no room. The
+        Deliveries leave before what stops the next one is handled: the log must be read, cannot be read, or there is no room. The
         POLL frames from there on go back to the head of the queue. So do those beyond GATHERED_BYTES_MAX of deliveries, so that the peer
         takes these before more are made.
         """
@@ -349,8 +349,10 @@ class BlipMQSession(Conversation[Message]):
                     return None
                 break
             if not taken:
+                if frames:
+                    self._say_nothing(run._replace(correlation_ids=polls[len(frames) :]), slot)
                 self._stats.sent_records += len(frames)
-                return b"".join(frames)  # and silence for the other polls
+                return b"".join(frames)
             for delivery in taken:
                 echoed = delivery.tag if delivery.qos else polls[len(frames)]
                 try:
@@ -363,16 +365,20 @@ class BlipMQSession(Conversation[Message]):
                     continue
                 frames.append(frame)
                 size_bytes += len(frame)
-        self._subscriptions.give_back(subscription, refused)
-        self._put_back(run, len(frames), slot)
+        if refused:
+            self._subscriptions.give_back(subscription, refused)
+        if len(frames) < len(polls):
+            self._put_back(run._replace(correlation_ids=polls[len(frames) :]), slot)
         self._stats.sent_records += len(frames)
         return b"".join(frames)
 
-    def _put_back(self, run: IdRun, answered: int, slot: ReplySlot) -> None:
-        """Put the frames of a run that are not answered back to the head of the queue, if there are any."""
-        rest = run._replace(correlation_ids=run.correlation_ids[answered:])
-        if rest.correlation_ids and not self._worker.stopped:
-            self._stats.requests[run.type] -= len(rest.correlation_ids)
+    def _say_nothing(self, rest: IdRun, slot: ReplySlot) -> None:
+        """Leave polls unanswered: there was something for those before them, and there is nothing more."""
+
+    def _put_back(self, rest: IdRun, slot: ReplySlot) -> None:
+        """Put frames of a run that are not answered back to the head of the queue."""
+        if not self._worker.stopped:
+            self._stats.requests[rest.type] -= len(rest.correlation_ids)
             slot.held_bytes -= self._held_bytes(rest)
             self._waiting.appendleft(rest)
 

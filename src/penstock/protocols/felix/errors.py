@@ -43,7 +43,7 @@ from penstock.protocols.felix.codec.scopes import Scope
 UNAUTHORIZED = "unauthorized"
 INTERNAL = "internal error: see the broker's log"
 TEXT_CHARS_MAX: Final = 1024
-"""Of an error's text. Ours are shorter, but some quote what the client sent, which may be as long as a frame."""
+"""For an error's text. Ours are shorter, but some quote what the client sent, which may be as long as a frame."""
 Retry = Literal["retry", "retry_after", "outcome_unknown", "fatal"]
 RETRY_NUMBERS: Final[dict[Retry, int]] = {"retry": 1, "retry_after": 2, "outcome_unknown": 4, "fatal": 5}
 

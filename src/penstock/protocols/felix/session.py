@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
 from penstock.broker.broker import Broker
@@ -61,15 +61,18 @@ class Felix:
 class FelixConnection:
     """Implements `penstock.net.quic_session.QuicSession`."""
 
-    def __init__(self, shared: Shared, connection: QuicConnection) -> None:
+    def __init__(
+        self, shared: Shared, connection: QuicConnection, make_stream: Callable[..., FelixStream] = FelixStream
+    ) -> None:
         self._shared = shared
         self._connection = connection
+        self._make_stream = make_stream
         self._subscriptions = Subscriptions(shared, connection)
         self._claims = Claims()
         self._streams: dict[FelixStream, None] = {}
 
     def stream_opened(self, stream: Stream) -> FelixStream:
-        session = FelixStream(
+        session = self._make_stream(
             self._shared, self._connection, self._subscriptions, self._claims, stream, on_closed=self._streams.pop
         )
         self._streams[session] = None

@@ -32,9 +32,9 @@ VERSION: Final = 1
 HEADER: Final = Struct(">IHHI")
 HEADER_BYTES: Final = HEADER.size
 LOGIN_PAYLOAD_BYTES_MAX: Final = 64 << 10
-"""Of a frame of a client that must log in and has not."""
+"""For a frame of a client that must log in and has not."""
 PAYLOAD_BYTES_MAX: Final = 16 << 20
-"""What the contract calls 16 MB is this many bytes in every deployed broker and client; exactly so many are allowed."""
+"""What the contract calls 16 MB is this many bytes in every deployed broker and client; exactly that many are allowed."""
 
 JSON: Final = 0x0000
 PUBLISH_BATCH: Final = 0x0001
@@ -74,7 +74,7 @@ PUBLISH_WINDOW: Final = 256
 """Acked publishes that a client which pipelines may have unanswered on one stream; they are answered in order."""
 
 CODE: Final = Struct(">HB")
-"""Of an error, and what to do about it."""
+"""For an error, and what to do about it."""
 MODE_PER_MESSAGE: Final = 1
 MODE_PER_BATCH: Final = 2
 STATUS_OK: Final = 0

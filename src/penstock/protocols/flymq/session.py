@@ -3,8 +3,8 @@
 Writes are started one after another without waiting for each other's commit. Any other request waits until everything before it is
 answered, so that a FETCH after a PRODUCE on one connection sees that record (`penstock.protocols.conversation`).
 
-Refusals are answered with ERROR and the conversation goes on; only broken framing ends it. An exception that is no refusal is a bug
-of ours: it is logged once per session, answered with `internal error`, and the conversation goes on too.
+Refusals are answered with ERROR and the conversation continues; only broken framing ends it. An exception that is no refusal is a bug
+of ours: it is logged once per session, answered with `internal error`, and the conversation continues too.
 """
 
 from __future__ import annotations
@@ -43,26 +43,25 @@ from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest
 from penstock.protocols.flymq.operations.records import Produce
 from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.server.dispatch import (
+    LARGE_READS,
+    WRITERS,
     Caller,
     Dialect,
     Node,
     dispatch,
     encode_answer,
-    is_large_read,
-    is_write,
     records_in,
     refusal,
-    write,
 )
 from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
 from penstock.protocols.flymq.server.forwarding import (
     FORWARDED,
-    DialLeader,
     LeaderSession,
     is_forwarded,
     sent_again,
     topic_of,
 )
+from penstock.protocols.leader_link import DialLeader
 from penstock.stats import SessionStats
 
 REQUESTS_PER_TURN_MAX = 64
@@ -190,9 +189,11 @@ class FlyMQSession(Conversation[Request]):
         return max(request.request_bytes, REQUEST_BYTES_MIN)
 
     def _must_wait(self, request: Request) -> bool:
-        if self._is_forwarded(request):
+        if isinstance(request, ProduceRun):
+            return False
+        if self._leader is not None and self._is_forwarded(request):
             return True
-        return not (isinstance(request, ProduceRun) or isinstance(request.body, Undecoded) or is_write(request.body))
+        return not isinstance(request.body, Undecoded) and type(request.body) not in WRITERS
 
     def _count(self, request: Request) -> None:
         if isinstance(request, ProduceRun):
@@ -201,33 +202,27 @@ class FlyMQSession(Conversation[Request]):
             self._stats.received_records += count
         elif not isinstance(request.body, Undecoded):
             self._stats.requests[request.opcode] += _requests_in(request)
-            if not self._is_forwarded(request):  # those are counted where they are answered
+            if self._leader is None or not self._is_forwarded(request):  # those are counted where they are answered
                 self._stats.received_records += records_in(request.body)
 
     def _start(self, request: Request) -> None:
         if isinstance(request, ProduceRun):
             self._write(request, self.reserve(self._held_bytes(request)))
-        elif self._is_forwarded(request):
+        elif self._leader is not None and self._is_forwarded(request):
             self._answer_later(request, self.reserve(self._held_bytes(request)), self._forward(request))
         elif isinstance(request.body, Undecoded):
             if request.body.gzip:
                 self._caller.note_dialect(native=True)
             self._decode_in_thread(request, partial(decode_undecoded, request, self._decoder.limits))
-        elif is_write(request.body):
+        elif type(request.body) in WRITERS:
             self._start_write(request, request.body.topic)  # type: ignore[union-attr]
         else:
             self._call(request)
 
     # --- what the node that leads answers ---
 
-    def _is_forwarded(self, request: Request) -> bool:
-        return (
-            self._leader is not None
-            and isinstance(request, Call)
-            and request.frames is not None
-            and not self._broker.leads
-            and is_forwarded(request.opcode, request.body)
-        )
+    def _is_forwarded(self, call: Call) -> bool:
+        return call.frames is not None and not self._broker.leads and is_forwarded(call.opcode, call.body)
 
     async def _forward(self, call: Call) -> bytes:
         """Have a request answered elsewhere, and show here what that has changed before the client is told."""
@@ -318,7 +313,8 @@ class FlyMQSession(Conversation[Request]):
         return parts
 
     def _write_single(self, call: Call, slot: ReplySlot) -> None:
-        body = _operation(call.body)
+        body = call.body
+        assert isinstance(body, Operation)
 
         def written(reply: Any) -> None:
             if isinstance(reply, PenstockError):
@@ -327,7 +323,7 @@ class FlyMQSession(Conversation[Request]):
 
         self._writes_in_flight += 1
         try:
-            write(self._caller, body, written)
+            WRITERS[type(body)](self._caller, body, written)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
             self.answer(slot, self._error(call.body, error))
@@ -340,17 +336,18 @@ class FlyMQSession(Conversation[Request]):
             self._stats.errors += 1
             self.answer(slot, self._encode_error(body.message))
             return
+        assert isinstance(body, Operation), "undecoded requests are decoded before"
         if self._leader is not None and self._is_behind(body):
-            self._answer_later(call, slot, self._call_caught_up(_operation(body)))
+            self._answer_later(call, slot, self._call_caught_up(body))
             return
         try:
-            answer = dispatch(self._caller, _operation(body))
+            answer = dispatch(self._caller, body)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             answer = self._refusal(call, error)
         if isinstance(answer, bytes):
             self._answer_read(call, slot, answer)
         else:
-            self._answer_later(call, slot, answer, partial(self._encode_awaited, type(_operation(body))))
+            self._answer_later(call, slot, answer, partial(self._encode_awaited, type(body)))
 
     def _encode_awaited(self, kind: type[Operation[Any]], reply: Any) -> bytes:
         """Encode a reply that was awaited. If it answers a login, the limits on requests before a login no longer apply."""
@@ -366,7 +363,7 @@ class FlyMQSession(Conversation[Request]):
         return answered
 
     def _reply_bytes_max(self, request: Request) -> int:
-        return READ_BYTES_MAX if isinstance(request, Call) and is_large_read(request.body) else 0
+        return READ_BYTES_MAX if isinstance(request, Call) and type(request.body) in LARGE_READS else 0
 
     # --- refusals ---
 
@@ -388,11 +385,6 @@ class FlyMQSession(Conversation[Request]):
 
     def _encode_error(self, message: str) -> bytes:
         return encode_error(message, native=bool(self._caller.native))
-
-
-def _operation(body: object) -> Operation[Any]:
-    assert isinstance(body, Operation), "bad requests are answered and undecoded ones decoded before"
-    return body
 
 
 def _requests_in(call: Call) -> int:

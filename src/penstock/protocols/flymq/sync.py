@@ -643,8 +643,30 @@ class Staging(SyncObject[AsyncStaging]):
         """
         return self._thread.run(self._async.commit(application, run, epoch, winners))
 
+    def write(
+        self,
+        application: str,
+        name: str,
+        epoch: int,
+        topic: str,
+        parts: Parts,
+        *,
+        query: str = "",
+        replaces: bool = False,
+    ) -> tuple[Run, bool]:
+        """Begin a run, and write and commit an epoch of which all records are here, in one request. `parts` are as in `Attempt.stage`.
+
+        Return the run as it was before, and whether the epoch was committed now; False if it had been before.
+        """
+        return self._thread.run(
+            self._async.write(application, name, epoch, topic, parts, query=query, replaces=replaces)
+        )
+
     def abort(self, application: str, run: int, epoch: int) -> bool:
-        """Drop what this run and earlier ones staged for an epoch. Return False if the epoch is committed."""
+        """Drop what this run and earlier ones staged for an epoch. Return False if the epoch is committed.
+
+        Raises OutcomeUnknown if only a restart of the broker can tell whether it is.
+        """
         return self._thread.run(self._async.abort(application, run, epoch))
 
 

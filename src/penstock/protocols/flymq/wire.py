@@ -28,11 +28,11 @@ PARTITION_AUTO = -1
 RECORD_METADATA = Struct(">iQqii")
 """Partition, offset, timestamp, key size, value size: a PRODUCE reply behind its topic."""
 PRODUCE_FIXED_BYTES = 12
-"""Of a PRODUCE payload, beside topic, key and value: two lengths and the partition."""
+"""In a PRODUCE payload, beside topic, key and value: two lengths and the partition."""
 ROW_FIXED_BYTES = 16
-"""Of one record in a FETCH reply: two lengths and the offset."""
+"""Per record in a FETCH reply: two lengths and the offset."""
 WHOLE_ROW_FIXED_BYTES = 28
-"""Of one record in a FETCH_RECORDS reply: offset, timestamp and three lengths."""
+"""Per record in a FETCH_RECORDS reply: offset, timestamp and three lengths."""
 FETCH_RECORDS_DEFAULT = 10
 """What a fetch with a maximum of zero or less asks for."""
 

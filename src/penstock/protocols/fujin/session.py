@@ -4,7 +4,7 @@ Each stream that a client opens is a conversation of its own, a writer's or a re
 is alive is asked on streams that the server opens, one at a time; any end of such a stream is an answer, because deployed clients often
 leave out the byte.
 
-Nothing a client says on one stream ends the connection: a stream that cannot be understood is ended, and the others go on. Only pings end
+Nothing a client says on one stream ends the connection: an invalid stream is ended, and the others continue. Only pings end
 them all: one that is not answered, or many whose streams are never ended.
 """
 
@@ -51,6 +51,8 @@ class Fujin:
         self.principal = principal
         self.login_required = login_required
         self.stats = FujinStats()
+        self.talk: Callable[..., Talk] = Talk
+        """What makes the session of a stream."""
         self._after = after
 
     @property
@@ -82,7 +84,7 @@ class FujinConnection:
         settings = shared.settings
         if shared.login_required and not principal.name:
             settings = replace(settings, body_bytes_max=min(settings.body_bytes_max, LOGIN_BODY_BYTES_MAX))
-        opened = Talk(
+        opened = shared.talk(
             stream,
             shared.broker,
             principal,

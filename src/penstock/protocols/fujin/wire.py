@@ -83,7 +83,7 @@ ID_BYTES_MAX: Final = 1024
 ERROR_BYTES_MAX: Final = 480
 """With what stands before it a reply stays under 500 bytes: deployed clients expect the answer to CONNECT READER in one read of 512."""
 LOGIN_BODY_BYTES_MAX: Final = 64 << 10
-"""Of a message of a client that nothing identifies, where something must."""
+"""For a message of a client that nothing identifies, where something must."""
 BODY_BYTES_MAX_DEFAULT: Final = 1 << 20
 PUSHED_BYTES_DEPLOYED_MAX: Final = 64 << 10
 """The largest body that deployed subscribers survive; their consumers, which fetch, have no such bound."""

@@ -3,7 +3,7 @@
 PRODUCE requests are started one after another without waiting for each other's commit. Any other request waits until everything before
 it is answered, so that a FETCH after a PRODUCE sees its records (`penstock.protocols.conversation`).
 
-Refusals are answered with an error in the dialect of the request and the conversation goes on. A frame of impossible length is
+Refusals are answered with an error in the dialect of the request and the conversation continues. A frame of impossible length is
 answered too, after everything before it, and ends it.
 """
 

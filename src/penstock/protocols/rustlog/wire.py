@@ -48,11 +48,11 @@ PAYLOAD_BYTES_MAX: Final = 10_485_760
 LOGIN_PAYLOAD_BYTES_MAX: Final = 64 << 10
 """Of requests from clients without a certificate, where the listener requires one."""
 RECORDS_PER_PRODUCE_MAX: Final = 100_000
-"""A frame has room for millions of empty records. So many take 20 ms to split and to check, and fill a frame at 100 bytes each."""
+"""A frame has room for millions of empty records. This many take 20 ms to split and to check, and fill a frame at 100 bytes each."""
 DECODED_ON_LOOP_BYTES_MAX: Final = 64 << 10
 """Longer JSON is decoded in a thread: it takes up to 70 ns a byte."""
 PARTITIONS_MAX: Final = 1000
-"""Of a topic created here, as the documentation of deployed brokers has it."""
+"""For a topic created here, as the documentation of deployed brokers has it."""
 TOPICS_MAX: Final = 1 << 20
 """In a list that a client reads: a hundred times what a broker holds by default."""
 U32_MAX: Final = 0xFFFF_FFFF
@@ -123,7 +123,7 @@ PRODUCED = Struct(">BQI")
 COUNT = Struct(">BI")
 
 FETCH_REPLY_FIXED_BYTES: Final = COUNT.size + 8
-"""Of a binary FETCH reply, beside its records."""
+"""In a binary FETCH reply, beside its records."""
 FETCH_RECORD_COST_BYTES: Final = 12
 """What each record counts for against a binary request's bytes, beside its payload: the header deployed brokers store it with."""
 

@@ -6,7 +6,7 @@ identity.py    which pipeline a run belongs to
 assembly.py    its stages, and those of topics that appear later
 stages.py      what queries have in common        topic_stage.py the query that writes bronze and silver
 gold.py        the queries of gold                silver.py      which records become rows of silver
-rebuild.py     silver made anew from bronze       rebuild_hold.py  how it gets its turn
+rebuild.py     silver made again from bronze       rebuild_hold.py  how it gets its turn
 schemas.py     which schema a topic follows       decoding.py    records to typed columns, on executors
 decoded_rows.py  decoding as seen by Spark        encoding.py    typed columns to records
 avro_reading.py  Avro records of one version read as another

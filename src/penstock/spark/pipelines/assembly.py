@@ -1,4 +1,4 @@
-"""The stages of a run: those that it begins with, and those of topics that appear under a pattern while it goes on.
+"""The stages of a run: those that it begins with, and those of topics that appear under a pattern while it continues.
 
 A topic that appears is taken up when everything its stages need is there: one whose schema is registered a moment after it was created
 waits that moment. It is read from its beginning, whatever `starting` says: records that came before it was seen are new all the same.
@@ -41,7 +41,7 @@ class Assembly:
         return any(map(is_pattern, self._house.pipeline.topics)) and any(map(self._has, ("bronze", "silver")))
 
     def first_stages(self) -> list[Stage]:
-        """Raises ConfigError or TopicNotFound where the pipeline cannot run as it is."""
+        """Raises ConfigError or TopicNotFound if the pipeline cannot run as it is."""
         pipeline = self._house.pipeline
         self._topics = chosen_topics(pipeline, self._house.client.topics())
         check_kinds(pipeline, self._kinds)
@@ -148,7 +148,7 @@ def check_before_spark(pipeline: Pipeline, client: FlyMQClient, kinds: Sequence[
 
 
 def check_kinds(pipeline: Pipeline, kinds: Sequence[str]) -> None:
-    """Raises ConfigError where only one of two tables is wanted that are written together."""
+    """Raises ConfigError if only one of two tables is wanted that are written together."""
     wanted = {"bronze", "silver"} & set(kinds)
     if len(wanted) == 1 and pipeline.bronze is not None and pipeline.silver is not None:
         raise ConfigError(
@@ -164,7 +164,7 @@ def has_stage(pipeline: Pipeline, kind: str, kinds: Sequence[str] = ()) -> bool:
 
 
 def reference_of(pipeline: Pipeline, client: FlyMQClient, topic: str) -> Reference | None:
-    """The schema of a topic, None where its records are passed on undecoded."""
+    """The schema of a topic, None if its records are passed on undecoded."""
     silver = pipeline.silver
     reference = schema_of(client, topic, silver.schemas if silver is not None else {})
     if reference is None and silver is not None and silver.without_schema == "error":

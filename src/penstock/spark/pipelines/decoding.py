@@ -1,7 +1,7 @@
 """Records to typed columns: on executors, a batch at a time, with the broker's own checkers.
 
 A `Plan` is all that an executor needs to know, small and made of plain values, because it travels there with every batch. A `Decoder`
-is made from it once for each process. Values are checked and decoded in bulk; only where that fails is each looked at by itself, to say
+is made from it once for each process. Values are checked and decoded in bulk; only if that fails is each examined by itself, to say
 what is wrong with it. A record that does not fit gets a reason instead of columns, and never stops those beside it.
 
 A record is checked against the version that wrote it and read as the version of the plan. Which version wrote it is what the record says
@@ -54,7 +54,7 @@ class Version(NamedTuple):
     text: str
     form: bytes
     registry_id: int = 0
-    """0 where the broker gives none: then no record can name it."""
+    """0 if the broker gives none: then no record can name it."""
 
 
 class Plan(NamedTuple):
@@ -86,7 +86,7 @@ class Decoded(NamedTuple):
     columns: list[Any]
     """One pyarrow Array for each of `Decoder.schema`; null where a record does not fit."""
     reasons: list[str | None]
-    """Why a record does not fit; None where it does."""
+    """Why a record does not fit; None if it does."""
 
 
 class Source(NamedTuple):

@@ -1,7 +1,7 @@
 """Typed columns to records: on executors, with what a plan says, checked as the broker would check them.
 
 The columns are those that decoding gives, so that what was decoded can be encoded again. A row becomes a plain value (`Shape.revert`), that
-is encoded, and the bytes are checked against the schema. A row that does not fit fails the task: whoever writes wants to know.
+is encoded, and the bytes are checked against the schema. A row that does not fit fails the task, so that the writer notices.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EncodingPlan(NamedTuple):
 
 class Encoder:
     def __init__(self, plan: EncodingPlan) -> None:
-        """Raises InvalidRequest where records of the schema cannot be framed so."""
+        """Raises InvalidRequest if records of the schema cannot be framed so."""
         self._label = f"{plan.name}-v{plan.version.number}"
         shape = shape_of(plan.kind, plan.version, plan.message)
         self._revert = shape.revert

@@ -1,7 +1,7 @@
 """What Spark throws, in one line that a person can do something about.
 
 An error of ours that was raised in a Python worker arrives as text inside a Java exception inside another; its own line is still in there.
-Errors of Spark have a condition and a sentence; the pages of Java behind them are for `--verbose`.
+Errors of Spark have a condition and a sentence; the Java stack traces after them are for `--verbose`.
 """
 
 from __future__ import annotations

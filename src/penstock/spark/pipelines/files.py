@@ -28,10 +28,10 @@ _WHOLE_AT_CLOSE: Final = "fs.capability.outputstream.abortable"
 
 class Files(Protocol):
     def names(self, directory: str) -> list[str]:
-        """What is in a directory; nothing where there is none."""
+        """What is in a directory; nothing if there is none."""
 
     def read(self, path: str) -> str | None:
-        """A file's text; None where there is none."""
+        """A file's text; None if there is none."""
 
     def write(self, path: str, text: str) -> None: ...
 

@@ -1,7 +1,7 @@
 """Gold: a query over decoded records, with a watermark, to a table, a topic, or both.
 
 What a query decodes by is part of it, so that one that runs knows one version of each schema. Each batch looks whether that is still the
-newest; where it is not, it ends its query before anything is read, and the run starts another in its place, which begins with that batch.
+newest; if it is not, it ends its query before anything is read, and the run starts another in its place, which begins with that batch.
 A batch that a run before did not finish is done with the versions it was begun with, like those of silver.
 """
 
@@ -35,7 +35,7 @@ class View(NamedTuple):
 
     topic: str
     plans: Plans | None
-    """None where its records are passed on undecoded."""
+    """None if its records are passed on undecoded."""
 
 
 class GoldStage(Stage):
@@ -72,7 +72,7 @@ class GoldStage(Stage):
         return self._started(rows, self._batch, self._gold.mode)
 
     def _of_the_batch_to_repeat(self) -> DataFrame | None:
-        """The query as it was when the batch was begun; None where that is not known, or its SQL is another now."""
+        """The query as it was when the batch was begun; None if that is not known, or its SQL is another now."""
         plans: dict[str, Plan | None] = {}
         for name, view in self._views.items():
             plans[name] = None if view.plans is None else view.plans.pinned()
@@ -161,7 +161,7 @@ class GoldStage(Stage):
             rows.unpersist()
 
     def _check_versions(self, batch_id: int) -> None:
-        """Raises Outdated where the batch must not begin with this query."""
+        """Raises Outdated if the batch must not begin with this query."""
         if batch_id == self._repeated:
             return
         if any(self._in_use[name] != _newest(view) for name, view in self._views.items()):

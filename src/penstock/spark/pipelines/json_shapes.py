@@ -123,7 +123,7 @@ class _Walk:
         return self.shape({**{name: each for name, each in schema.items() if name != choice}, **some[0]}, inside)
 
     def _merged(self, schema: dict[str, Any], inside: tuple[str, ...]) -> dict[str, Any] | None:
-        """An `allOf` of objects as one object; None where it is anything else."""
+        """An `allOf` of objects as one object; None if it is anything else."""
         merged = {name: each for name, each in schema.items() if name != "allOf"}
         properties: dict[str, Any] = dict(merged.get("properties", {}))
         for part in schema["allOf"]:
@@ -164,7 +164,7 @@ def _decimal(annotation: Any, *, as_text: bool) -> Shape:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """The one type beside null that values have, empty where there are several or any."""
+    """The one type beside null that values have, empty if there are several or any."""
     given = schema.get("type")
     kinds: set[str] = set()
     if isinstance(given, str):

@@ -28,7 +28,7 @@ TOPICS_MAX: Final = 100
 """Named in the file, and read by a run: each is a query with a process of its own."""
 GOLD_MAX: Final = 50
 COLUMNS_MAX: Final = 16
-"""Of a key, or that a table is partitioned by."""
+"""Of a key, or of the partitioning of a table."""
 EXPECTATIONS_MAX: Final = 100
 PROPERTIES_MAX: Final = 1000
 KEEP_MS_MIN: Final = 24 * 3600 * 1000
@@ -128,7 +128,7 @@ class Gold(Section):
     name: Annotated[str, BeforeValidator(_name)]
     sql: Annotated[str, Field(min_length=1)]
     source: Annotated[Literal["silver", "topic"] | None, Field(alias="from")] = None
-    """What the views are made of: tables of silver, or topics. Silver where there is one that can be read as a stream."""
+    """What the views are made of: tables of silver, or topics. Silver if there is one that can be read as a stream."""
     event_time: str = "timestamp"
     """The column that says when something happened."""
     watermark_ms: DurationMs = 600_000

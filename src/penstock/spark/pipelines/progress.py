@@ -81,14 +81,14 @@ class Progress:
             self._stages[name] = replace(self._stages[name], lag=0, rows_per_s=0.0)
 
     def states(self, state: str) -> None:
-        """Of all stages that have not ended."""
+        """For all stages that have not ended."""
         with self._lock:
             for name, stage in self._stages.items():
                 if stage.state in ("starting", "running", "stopping"):
                     self._stages[name] = replace(stage, state=state)
 
     def batch(self, name: str, said: Mapping[str, Any], counts: Counts) -> StageProgress | None:
-        """Spark has told of a batch; None where there was none."""
+        """Spark has told of a batch; None if there was none."""
         durations = said.get("durationMs") or {}
         with self._lock:
             before = self._stages[name]

@@ -5,7 +5,7 @@ the number N, from the handle that N was read with. If the query has added batch
 too, and the commit tried again. If the rebuild came first, the query's own commit is refused, and it adds N+1 to the new rows. Nothing
 depends on the topic, which may have lost the records long ago. Readers see the old rows or the new ones.
 
-The work is done in chunks, and a note of each is kept beside the checkpoints, so a rebuild that was killed goes on where it was.
+The work is done in chunks, and a note of each is kept beside the checkpoints, so a rebuild that was killed continues where it was.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Chunk(NamedTuple):
     rejected: int
     dropped: int
     tombstones: list[DataFile]
-    """Of a table with a key. They are in no table, and go with the next vacuum of the rejects."""
+    """For a table with a key. They are in no table, and go with the next vacuum of the rejects."""
 
 
 class Rebuild:

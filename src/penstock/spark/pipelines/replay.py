@@ -2,7 +2,7 @@
 
 A replay is one transaction: all of it appears, or none. It has an id, and is done once under it: asked for again after a crash it is
 finished, and after it was finished it is refused. Without an id given it is made of what was asked for. What was done under an id is noted
-beside the tables (`_replays`), with the name that the sink knows it by: who removes the tables and begins anew may replay anew. Before
+beside the tables (`_replays`), with the name that the sink knows it by: who removes the tables and begins again may replay again. Before
 anything is written that name is noted (`_replays/begun`), after it that it was done; neither note is ever replaced.
 """
 
@@ -52,7 +52,7 @@ class ReplayRequest:
 def replay(
     spark: SparkSession, pipeline: Pipeline, files: Files, options: dict[str, str], request: ReplayRequest
 ) -> int:
-    """How many records were written. Raises InvalidRequest where this replay was done before."""
+    """How many records were written. Raises InvalidRequest if this replay was done before."""
     if (request.table is None) == (request.topic is None):
         raise InvalidRequest("say what to replay: a table such as bronze/orders, or a topic")
     begun = f"{pipeline.notes}/_replays/begun/{path_name(request.name)}.json"

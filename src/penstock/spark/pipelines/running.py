@@ -1,6 +1,6 @@
 """One run of a pipeline, from start to stop.
 
-Every topic and every gold table is a query with a checkpoint of its own, so a run can end anywhere and the next goes on from there. A run
+Every topic and every gold table is a query with a checkpoint of its own, so a run can end anywhere and the next continues from there. A run
 that is asked to stop (a signal, `penstock pipeline stop`) lets batches that have begun finish and begins no others. One stage that fails
 ends the run, after the others have finished theirs. Topics that appear under a pattern meanwhile get stages of their own.
 """
@@ -56,7 +56,7 @@ LATE_START_PAUSE_S: Final = 5.0
 
 OnBatch = Callable[[StageProgress], None]
 OnNote = Callable[[str], None]
-"""What people should know of a run that goes on all the same; empty when there is nothing any more."""
+"""What people should know of a run that continues all the same; empty when there is nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ class Run:
 
 
 def _left_out(stages: Sequence[StageProgress]) -> Iterator[str]:
-    """Of each stage, how many rows no table has got and why."""
+    """For each stage, how many rows no table has got and why."""
     for stage in stages:
         if stage.late:
             yield f"{stage.name}: {stage.late} rows came after their window was done and were dropped (watermark_ms)"

@@ -26,7 +26,7 @@ SCHEMA_SETTING: Final = "schema"
 
 
 def schema_of(client: FlyMQClient, topic: str, given: Mapping[str, str]) -> Reference | None:
-    """The schema of a topic, None where it has none. Raises SchemaNotFound where the one that is named does not exist."""
+    """The schema of a topic, None if it has none. Raises SchemaNotFound if the one that is named does not exist."""
     named = given.get(topic) or client.describe_topic(topic).config.get(SCHEMA_SETTING)
     if named is not None:
         return parse_reference(named)
@@ -85,7 +85,7 @@ def plan_of(
     unmarked: Unmarked = "auto",
     framing: Framing | Literal["auto"] = "auto",
 ) -> Plan | None:
-    """The plan for a schema with these versions, None where it has not the one that is named. A version of another kind is no part of it.
+    """The plan for a schema with these versions, None if it has not the one that is named. A version of another kind is no part of it.
 
     Unmarked records are read by the version that the reference names, if it names one.
     """

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 COLUMNS_MAX: Final = 1_000
-"""Of one record or struct. Wider tables than that are beyond what any reader of them does well."""
+"""Per record or struct. Wider tables than that are beyond what any reader of them does well."""
 DEPTH_MAX: Final = 16
 """Structs inside structs; below it values are kept as JSON text."""
 

@@ -1,4 +1,4 @@
-"""Records of a topic, told apart: those that become rows of silver, those that are rejected with a reason, those that are dropped.
+"""Records of a topic, distinguished: those that become rows of silver, those that are rejected with a reason, those that are dropped.
 
 A record is decoded by the schema of its topic, and must then meet the expectations of the pipeline. One counts as met only where it is
 true: neither false nor NULL. A tombstone has no columns to judge, and is a row with its key alone; of a table with a key it deletes rows.
@@ -29,9 +29,9 @@ VERDICT: Final = "__penstock_verdict"
 class Sorted(NamedTuple):
     fitting: DataFrame
     rejected: DataFrame | None
-    """The columns of the source and the reason; None where nothing was."""
+    """The columns of the source and the reason; None if nothing was."""
     tombstones: DataFrame | None
-    """Of a table with a key: the columns of the source of records without a value."""
+    """For a table with a key: the columns of the source of records without a value."""
     rejects: int = 0
     dropped: int = 0
 
@@ -53,7 +53,7 @@ def silver_columns(plan: Plan | None) -> StructType:
 
 @contextmanager
 def sorted_records(rows: DataFrame, plan: Plan | None, rules: Rules) -> Iterator[Sorted]:
-    """The records of a batch, whose rows are read more than once. Raises ValidationFailed where one must not be as it is."""
+    """The records of a batch, whose rows are read more than once. Raises ValidationFailed if one must not be as it is."""
     expectations = expected(rules)
     if plan is None and not expectations:
         yield Sorted(undecoded(rows), None, None)
@@ -148,7 +148,7 @@ def _judged(rows: DataFrame, expectations: list[tuple[str, Expectation]]) -> Dat
 
 
 def _verdicts(judged: DataFrame, expectations: list[tuple[str, Expectation]]) -> Mapping[int, int]:
-    """How many rows do not meet an expectation first. Raises ValidationFailed where none may be."""
+    """How many rows do not meet an expectation first. Raises ValidationFailed if none may be."""
     found: dict[int, int] = dict.fromkeys(range(len(expectations)), 0)
     found |= {row[0]: row[1] for row in judged.groupBy(VERDICT).count().collect() if row[0] is not None}
     for number, (sql, action) in enumerate(expectations):

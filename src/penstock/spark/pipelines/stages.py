@@ -39,7 +39,7 @@ class Outdated(Stopped):
 class Gate:
     """What every batch passes, until a run is asked to stop: what was begun is finished, and nothing else is begun.
 
-    A batch that is turned away ends its query. Spark cannot be asked to: it waits for a batch in Python for ever.
+    A batch that is turned away ends its query. Spark cannot be asked to: it waits for a batch in Python forever.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class TopicStage(Stage):
         rejects: Table | None,
         plans: Plans | None,
     ) -> None:
-        """`bronze` and `silver` are None where the pipeline has no such table, `plans` where records are passed on undecoded."""
+        """`bronze` and `silver` are None if the pipeline has no such table, `plans` where records are passed on undecoded."""
         tables = [("bronze", bronze), ("silver", silver), ("rejects", rejects)]
         super().__init__(house, TOPICS, topic, [(kind, topic) for kind, table in tables if table is not None])
         self._bronze = bronze
@@ -77,7 +77,7 @@ class TopicStage(Stage):
             wait_for_rebuild(self.house.files, self.house.pipeline, self.subject)
         to_silver = silver is not None and not silver.has(batch_id)
         small = is_small(rows)
-        # Both tables get the same records, and the broker is asked for them once. Of a DataFrame that was looked at before it is
+        # Both tables get the same records, and the broker is asked for them once. Of a DataFrame that was examined before it is
         # persisted (is_small), Spark would not use what is kept.
         rows = rows.select("*")
         if to_bronze and to_silver:

@@ -11,7 +11,7 @@ from penstock.spark.pipelines.model import TOPICS_MAX, Pipeline, is_pattern
 
 
 def chosen_topics(pipeline: Pipeline, existing: Sequence[str]) -> list[str]:
-    """The topics there are to begin with. Raises TopicNotFound where there is none for a name or a pattern."""
+    """The topics there are to begin with. Raises TopicNotFound if there is none for a name or a pattern."""
     chosen: list[str] = []
     for name in pipeline.topics:
         found = _found(pipeline, name, existing)

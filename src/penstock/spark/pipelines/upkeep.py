@@ -1,6 +1,6 @@
 """Upkeep of tables in a thread of the process that runs the pipeline, beside the queries that write them.
 
-Each table is looked at once a minute. One with many small files is compacted; once a day files are deleted that no version of the table
+Each table is examined once a minute. One with many small files is compacted; once a day files are deleted that no version of the table
 needs any more, and files of failed attempts. Both are commits like any other, so neither stops writers or readers. A failure is reported
 and tried again; it never ends the run.
 """
@@ -76,7 +76,7 @@ class Upkeep:
                 return
             try:
                 self._look_at(each)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the pipeline must go on, and people must know
+            except Exception as error:  # noqa: BLE001 - whatever it is, the pipeline must continue, and people must know
                 self._problems[each] = _reason(error)
             else:
                 self._problems.pop(each, None)

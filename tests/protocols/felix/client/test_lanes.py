@@ -90,7 +90,7 @@ async def test_answers_may_come_in_any_order(stream: FakeStream) -> None:
         await second
 
 
-async def test_an_error_without_an_id_is_for_whoever_waits_longest(stream: FakeStream) -> None:
+async def test_an_error_without_an_id_is_for_the_oldest_request(stream: FakeStream) -> None:
     lane = await begun(stream, Ok())
     first, second = await asked(lane, 1, 2)
     stream.say(Error(message="stream not found"))

@@ -93,6 +93,16 @@ def test_everything_comes_once_and_in_order_in_every_form(form: Form, sizes: lis
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
+def test_events_of_one_size_come_as_others_do(form: Form) -> None:
+    values = [b"%05d" % row for row in range(200)]
+    ends = [20, 50, 53, 180, 200]
+    blocks = [block(start, *values[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    with_null = block(200, *values[:30], None, *values[:30])
+    found = values_of(frames_of(encode_chunk(form, [*blocks, with_null], 7, NOW_MS)))
+    assert found == [*values[7:], *values[:30], b"", *values[:30]]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_chunk_ends_soon_after_its_bound(form: Form) -> None:
     large = block(0, *[bytes(10_000)] * 500)
     chunk = encode_chunk(form, [large], 0, NOW_MS)

@@ -400,6 +400,7 @@ async def test_a_stream_that_is_cut_off_owes_nothing_once_its_writes_are_done(ta
     talk.say(*(batch(b"x" * 1000, request_id=number) for number in range(50)))
     assert talk.stream.held_bytes > 50_000
     talk.session.aborted(0)
+    talk.stream.reset(0)
     talk.session.closed()
     await committed(broker, 50)
     await asyncio.sleep(0)
@@ -459,7 +460,7 @@ async def test_many_requests_at_once_let_others_have_their_turn(talk: Talk, feli
     assert talk.stream.held_bytes == 0
 
 
-async def test_a_bug_of_ours_is_answered_and_the_stream_goes_on(
+async def test_a_bug_of_ours_is_answered_and_the_stream_continues(
     talk: Talk, broker: Broker, monkeypatch: pytest.MonkeyPatch, felix: Felix
 ) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -51,7 +51,7 @@ async def subscribed(talk: Talk, peer: Peer, stream: str = "demo", **given: Any)
 
 
 async def received(events: Talk, count: int) -> list[bytes]:
-    """So many events, in whatever frames they come."""
+    """This many events, in whatever frames they come."""
     values: list[bytes] = []
     while len(values) < count:
         frame = await events.reply()

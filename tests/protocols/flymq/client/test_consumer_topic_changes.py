@@ -121,7 +121,7 @@ async def test_members_that_begin_at_the_end_read_added_partitions_from_their_st
         assert work.values >= sent
 
 
-async def test_members_go_on_after_their_topic_is_truncated_or_created_again(broker: RunningBroker) -> None:
+async def test_members_continue_after_their_topic_is_truncated_or_created_again(broker: RunningBroker) -> None:
     async with AsyncFlyMQClient(f"flymq://{broker.address}") as producer, processing(broker) as work:
         await work.until_seen(await produce(producer, "before", 4))
         await producer.truncate_topic("orders", "latest")

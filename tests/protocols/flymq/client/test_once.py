@@ -203,7 +203,7 @@ async def test_requests_of_a_forgotten_producer_keep_their_order_however_slowly_
 
 
 @pytest.mark.parametrize("refusal", ["access denied: no", "shutting down: try again"])
-async def test_a_refusal_before_numbers_are_looked_at_is_no_news_of_what_was_sent_before(refusal: str) -> None:
+async def test_a_refusal_before_numbers_are_checked_is_no_news_of_what_was_sent_before(refusal: str) -> None:
     def revoked(peer: Peer, request: ProduceOnce) -> bytes | None:
         if peer.number == 0:
             peer.transport.abort()
@@ -230,7 +230,7 @@ async def test_a_forgotten_producer_is_told_for_what_may_have_been_stored() -> N
         assert numbers(broker) == [(1, 0, 0, False), (1, 0, 0, True), (2, 0, 0, False)]
 
 
-async def test_a_broker_that_forgets_every_producer_is_not_asked_for_ever() -> None:
+async def test_a_broker_that_forgets_every_producer_is_not_asked_forever() -> None:
     async with scripted(broker_of(lambda *_: error("producer is unknown"))) as broker:
         async with connected(broker, QUICK, idempotent=True) as client:
             with pytest.raises(UnknownProducer):

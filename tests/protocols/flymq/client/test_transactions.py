@@ -152,7 +152,7 @@ async def test_a_commit_whose_outcome_is_unknown_says_so(
         await txn.commit()
 
 
-async def test_a_transaction_goes_on_by_its_id(client: AsyncFlyMQClient) -> None:
+async def test_a_transaction_continues_by_its_id(client: AsyncFlyMQClient) -> None:
     begun = await client.transaction().begin()
     await begun.send("orders", b"a")
     async with client.transaction(begun.id) as txn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from tests.engines import embedded, make_engine
 @pytest.fixture(params=["memory", "disk"])
 async def partition(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Partition]:
     """The same log, with and without its newest blocks in memory."""
-    options = EngineOptions() if request.param == "memory" else replace(EngineOptions(), tail_bytes_max=1)
+    options = EngineOptions() if request.param == "memory" else EngineOptions(tail_bytes_max=1)
     engine = make_engine(tmp_path / "log", clock=clock, options=options)
     await engine.start()
     await engine.create_topic("t", TopicConfig())
@@ -115,7 +114,7 @@ async def test_nothing_is_fetched_from_an_empty_partition(partition: Partition, 
 
 
 @pytest.mark.parametrize("wanted", [None, "c"], ids=["all", "filtered"])
-async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_goes_on_with_what_is_left(
+async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_continues_with_what_is_left(
     partition: Partition, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, wanted: str | None
 ) -> None:
     await append(partition, b"a", b"b", b"c")
@@ -125,7 +124,9 @@ async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_goes_o
     async def passed(offset: int, max_bytes: int = 1 << 20) -> list[Block]:
         offsets.append(offset)
         if offset < 2:
-            monkeypatch.setattr(type(partition), "start_offset", 2)
+            # Engines keep it as a value or compute it.
+            kept_by = partition if "start_offset" in vars(partition) else type(partition)
+            monkeypatch.setattr(kept_by, "start_offset", 2)
             raise OffsetOutOfRange(f"offset {offset} out of range")
         return await read(offset, max_bytes)
 
@@ -141,7 +142,9 @@ async def test_a_reader_that_retention_passes_while_it_waits_for_the_disk_goes_o
 
 
 @pytest.mark.dense
-async def test_a_reader_that_retention_has_passed_goes_on_with_what_is_left(tmp_path: Path, clock: ManualClock) -> None:
+async def test_a_reader_that_retention_has_passed_continues_with_what_is_left(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     engine = make_engine(tmp_path / "log", clock=clock)
     await engine.start()
     await engine.create_topic("t", TopicConfig(segment_bytes=1 << 16))

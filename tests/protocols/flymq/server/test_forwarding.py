@@ -11,12 +11,15 @@ import pytest
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.errors import OutcomeUnknown
+from penstock.log.block import encode_block
 from penstock.protocols.flymq.operations.operation import BadRequest, encode_reply, encode_request
 from penstock.protocols.flymq.operations.records import ProduceOnce, StoredOnce
+from penstock.protocols.flymq.operations.spark import WriteEpoch, WrittenEpoch
 from penstock.protocols.flymq.operations.topics import DeleteTopic, ListTopics
 from penstock.protocols.flymq.server.dispatch import Node
-from penstock.protocols.flymq.server.forwarding import ASKED_MAX, LeaderSession, Streams, sent_again
+from penstock.protocols.flymq.server.forwarding import ASKED_MAX, LeaderSession, sent_again
 from penstock.protocols.flymq.session import FlyMQ
+from penstock.protocols.leader_link import Streams
 from penstock.testing.clock import ManualClock
 from tests.protocols.flymq.conversation import Conversation
 
@@ -91,4 +94,20 @@ async def test_records_that_are_passed_on_are_counted_where_they_are_answered(
     talk = Conversation(flymq)
     await talk.ask(encode_request(ProduceOnce(bytes(16), 0, 0, False, "t", [b"v"])))
     assert (flymq.stats.requests[ProduceOnce.opcode], flymq.stats.received_records) == (1, 0)
+    talk.session.closed()
+
+
+async def test_an_epoch_in_one_request_is_passed_on_and_asked_again_if_the_leader_is_lost(
+    leader: Leader, broker: Broker, clock: ManualClock, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Broker, "leads", False)
+    flymq = FlyMQ(broker, clock=clock, node=node, dial_leader=leader)
+    talk = Conversation(flymq)
+    request = encode_request(WriteEpoch("app", "run", "", False, 0, "t", [(0, encode_block(0, 0, [b"v"]))]))
+    assert (await talk.ask(request)).error.startswith("outcome unknown")
+    assert leader.asked == [request[:4]] * ASKED_MAX
+    leader.reply = encode_reply(WriteEpoch, WrittenEpoch(1, -1, "", 1))
+    assert (await talk.ask(request)).opcode == WriteEpoch.opcode
+    assert not broker.has_topic("t")
+    assert flymq.stats.received_records == 0
     talk.session.closed()

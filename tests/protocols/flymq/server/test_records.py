@@ -50,7 +50,7 @@ def replayed(payload: bytes) -> int | None:
 
 
 async def arrived(broker: Broker, topic: str, count: int) -> None:
-    """Wait until the topic holds so many records."""
+    """Wait until the topic holds this many records."""
     handle, changed = broker.partition(ANONYMOUS, topic, 0), asyncio.Event()
     stop = handle.watch(changed.set)
     broker.schedule.look()
@@ -228,7 +228,7 @@ async def test_a_compressed_write_is_one_too(talk: Conversation, broker: Broker)
         (bytes.fromhex("af01210100000009 0004 74657374 000000"), "buffer too small: "),
     ],
 )
-async def test_what_makes_no_sense_is_refused_and_the_conversation_goes_on(
+async def test_what_makes_no_sense_is_refused_and_the_conversation_continues(
     talk: Conversation, request_: bytes, text: str
 ) -> None:
     await talk.ask(encode_request(CreateTopic("test", 1)))

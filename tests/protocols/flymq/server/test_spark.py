@@ -9,7 +9,17 @@ from penstock.log.block import encode_block
 from penstock.protocols.flymq.codec.record_layouts import decode_fetched
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.records import Fetch
-from penstock.protocols.flymq.operations.spark import BeginRun, Run, Stage, StageAbort, StageCommit, Winner
+from penstock.protocols.flymq.operations.spark import (
+    BeginRun,
+    Run,
+    Stage,
+    StageAbort,
+    StageCommit,
+    Winner,
+    WriteEpoch,
+    WrittenEpoch,
+)
+from penstock.protocols.flymq.operations.topics import DeleteTopic
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import frame
 from tests.protocols.flymq.conversation import Conversation
@@ -54,7 +64,47 @@ async def test_an_epoch_from_its_run_to_its_commit(talk: Conversation) -> None:
     assert await begin(talk) == Run(1, 0)
 
 
-async def test_requests_to_stage_do_not_wait_for_one_another_and_a_commit_behind_them_finds_them(
+async def test_an_epoch_in_one_request(talk: Conversation) -> None:
+    block = encode_block(0, 0, [b"v"])
+    request = encode_request(WriteEpoch("app", "one", "query", False, 4, "orders", [(0, block)]))
+    head = bytes.fromhex(
+        "0003 617070 0003 6f6e65 0005 7175657279 00 0000000000000004 0006 6f7264657273 00000001 00000000"
+    )
+    assert request == frame(WriteEpoch.opcode, head + len(block).to_bytes(4, "big") + block)
+    written = await talk.ask(request)
+    assert written == (0xE2, bytes.fromhex("0000000000000001 ffffffffffffffff 0005 7175657279 01"))
+    assert await values(talk) == [b"v"]
+    again = await talk.ask(request)
+    assert decode_reply(WriteEpoch, again.payload) == WrittenEpoch(1, 4, "query", 0)
+    assert await values(talk) == [b"v"]
+
+
+def whole(epoch: int, *values: bytes, topic: str = "orders", partition: int = 0) -> bytes:
+    parts = [(partition, encode_block(0, 0, values))]
+    return encode_request(WriteEpoch("app", "one", "", False, epoch, topic, parts))
+
+
+async def test_an_epoch_creates_the_topic_it_is_for_but_not_again_when_it_is_repeated(talk: Conversation) -> None:
+    assert (await talk.ask(whole(0, b"v", topic="new"))).opcode == WriteEpoch.opcode
+    assert await values(talk, "new") == [b"v"]
+    assert (await talk.ask(encode_request(DeleteTopic("new")))).opcode == DeleteTopic.opcode
+    repeated = await talk.ask(whole(0, b"v", topic="new"))
+    assert decode_reply(WriteEpoch, repeated.payload).outcome == 0
+    assert (await talk.ask(encode_request(Fetch("new", 0, 0, 1)))).error.startswith("topic not found")
+    assert (await talk.ask(whole(1, b"w", topic="new"))).opcode == WriteEpoch.opcode
+    assert await values(talk, "new") == [b"w"]
+
+
+async def test_records_of_an_epoch_are_counted_when_it_is_written(talk: Conversation, flymq: FlyMQ) -> None:
+    assert (await talk.ask(whole(0, b"v", partition=5))).error.startswith("partition 5 not found")
+    assert "invalid topic name" in (await talk.ask(whole(0, b"v", topic="not\na name"))).error
+    assert flymq.stats.received_records == 0
+    for _ in range(2):
+        await talk.ask(whole(0, b"v", b"w"))
+    assert flymq.stats.received_records == 2
+
+
+async def test_requests_to_stage_do_not_wait_for_one_another_and_a_commit_after_them_finds_them(
     talk: Conversation,
 ) -> None:
     await begin(talk)
@@ -97,8 +147,10 @@ async def test_refusals_say_what_is_wrong(talk: Conversation) -> None:
     assert (await talk.ask(out)).error.startswith("partition 5 not found")
 
 
-@pytest.mark.parametrize("data", [stage(0, b"v"), encode_request(StageCommit("app", 1, 2, [Winner("a", 3)]))])
-async def test_a_request_that_is_cut_short_or_goes_on_says_so(talk: Conversation, data: bytes) -> None:
+@pytest.mark.parametrize(
+    "data", [stage(0, b"v"), encode_request(StageCommit("app", 1, 2, [Winner("a", 3)])), whole(0, b"v")]
+)
+async def test_a_request_that_is_cut_short_or_continues_says_so(talk: Conversation, data: bytes) -> None:
     for end in range(8, len(data)):
         cut = frame(data[2], data[8:end])
         assert (await talk.ask(cut)).error.startswith(("buffer too small", "invalid binary format"))

@@ -54,7 +54,7 @@ class CountedBytes(bytes):
 async def written(
     values: list[int], replies: bytes, pieces: list[int]
 ) -> list[list[PenstockError | None] | BaseException]:
-    """Write batches of so many records at once, answered by `replies`, cut at `pieces`; what each batch came to."""
+    """Write batches of this many records at once, answered by `replies`, cut at `pieces`; what each batch came to."""
     writer, stream = WriterStream(with_headers=False), Quiet()
     writer.attach(stream, b"")  # type: ignore[arg-type]
     tasks = [asyncio.create_task(writer.write("orders", [b"v"] * count)) for count in values]

@@ -112,7 +112,7 @@ async def test_a_missing_topic_is_refused_where_none_may_be_made(connect: Connec
 
 
 @pytest.mark.dense
-async def test_a_group_begins_at_the_earliest_record_and_goes_on_where_it_was(client: Client, broker: Broker) -> None:
+async def test_a_group_begins_at_the_earliest_record_and_continues_where_it_was(client: Client, broker: Broker) -> None:
     await make(broker, "orders", [b"one", b"two"])
     first = await client.reader(b"orders")
     assert await first.hear(40) == message(b"one", 1) + message(b"two", 2)
@@ -195,7 +195,7 @@ async def test_that_moment_is_longer_where_the_answer_may_not_have_arrived(
     assert side.stream.sends == [(b"\1\0", False)]
     if arrives:
         side.stream.unacknowledged_bytes = 0
-    timers.advance(0.01 if arrives else 0.2)  # however long that takes, it is not for ever
+    timers.advance(0.01 if arrives else 0.2)  # however long that takes, it is not forever
     assert await side.hear(20) == message(b"one", 1)
 
 

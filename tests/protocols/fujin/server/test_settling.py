@@ -1,4 +1,4 @@
-"""What readers settle, refuse, leave alone and leave behind."""
+"""What readers ack, nack, ignore and leave unsettled."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ async def test_what_is_neither_settled_nor_refused_comes_again_after_its_time(
     assert await reader.ask(ack(1, [tag(1)]), size=23) == settled(8, 1, (tag(1), None))
 
 
-async def test_what_was_left_alone_takes_no_room_from_what_comes_again_and_behind_it(
+async def test_what_was_left_alone_takes_no_room_from_what_comes_again_and_after_it(
     connect: Connect, broker: Broker, timers: Timers
 ) -> None:
-    """A reader that loses messages is pushed them again, then told no more of them, and goes on with others."""
+    """A reader that loses messages is pushed them again, then told no more of them, and continues with others."""
     reader = await connect(ack_ms_max=1000, unacknowledged_max=2).reader(b"orders")
     await produce(broker, "orders", [b"a", b"b", b"c", b"d"])
     for _ in range(3):
@@ -126,7 +126,7 @@ async def test_what_was_left_alone_takes_no_room_from_what_comes_again_and_behin
 
 
 @pytest.mark.dense
-async def test_a_reader_that_fetches_and_settles_nothing_is_not_remembered_for_ever(
+async def test_a_reader_that_fetches_and_settles_nothing_is_not_remembered_forever(
     connect: Connect, broker: Broker, timers: Timers
 ) -> None:
     await make(broker, "orders", [b"%d" % number for number in range(10)])
@@ -148,7 +148,7 @@ async def test_a_reader_that_fetches_and_settles_nothing_is_not_remembered_for_e
 async def test_what_a_reader_leaves_goes_to_another_at_once_and_only_the_first_of_it_counts(
     client: Client, connect: Connect, broker: Broker, how: str
 ) -> None:
-    """The reader was at work on that; if it ends every reader, it must not come for ever."""
+    """The reader was working on that record; if it crashes every reader, it must not be redelivered forever."""
     other = connect()
     await make(broker, "orders", [b"a", b"b"])
     for _ in range(3):

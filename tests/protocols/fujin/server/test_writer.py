@@ -82,7 +82,7 @@ async def test_headers_are_stored_with_their_record(client: Client, broker: Brok
     assert not cells[1]
 
 
-async def test_an_empty_body_is_refused_and_the_conversation_goes_on(client: Client) -> None:
+async def test_an_empty_body_is_refused_and_the_conversation_continues(client: Client) -> None:
     side = client.writer()
     side.say(write(1, b"a", b"x"), write(2, b"a", b""), write(3, b"a", b"y"))
     expected = written(1) + failed(2, 2, b"write size arg not provided") + written(3)
@@ -113,7 +113,7 @@ async def test_a_slow_first_write_of_the_table_form_is_no_empty_body(client: Cli
     assert await side.hear(6) == written(7)
 
 
-async def test_a_body_beyond_the_bound_is_refused_and_the_conversation_goes_on(
+async def test_a_body_beyond_the_bound_is_refused_and_the_conversation_continues(
     connect: Connect, broker: Broker
 ) -> None:
     side = connect(body_bytes_max=10).writer()
@@ -124,7 +124,7 @@ async def test_a_body_beyond_the_bound_is_refused_and_the_conversation_goes_on(
     assert await values(broker, "a") == [b"x" * 10, b"y"]
 
 
-async def test_a_topic_that_cannot_be_is_refused_and_the_conversation_goes_on(client: Client) -> None:
+async def test_a_topic_that_cannot_be_is_refused_and_the_conversation_continues(client: Client) -> None:
     side = client.writer()
     side.say(write(1, b"__groups", b"x"), write(2, b"a", b"y"))
     head = await side.hear(10)
@@ -133,7 +133,7 @@ async def test_a_topic_that_cannot_be_is_refused_and_the_conversation_goes_on(cl
     assert await side.hear(6) == written(2)
 
 
-async def test_an_exception_out_of_background_work_does_not_hold_up_the_commands_behind_it(
+async def test_an_exception_out_of_background_work_does_not_hold_up_the_commands_after_it(
     client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> None:

@@ -46,7 +46,7 @@ def test_a_binary_batch_ends_at_a_gap_between_rows() -> None:
     assert found(gathering) == ([0, 1, 2, 3, 4], 5)
 
 
-def test_a_json_batch_goes_on_over_gaps() -> None:
+def test_a_json_batch_continues_over_gaps() -> None:
     gathering = JsonGathering(0, 1 << 20, 0)
     gathering.add(rows([5, 6, 8]))
     gathering.add(rows(range(20, 22)))
@@ -74,7 +74,7 @@ def test_expired_records_move_an_empty_reply_on_and_have_their_bound() -> None:
     assert not gathering.open
 
 
-def test_the_last_record_tells_the_next_offset_whatever_was_passed_over_behind_it() -> None:
+def test_the_last_record_tells_the_next_offset_whatever_was_passed_over_after_it() -> None:
     gathering = JsonGathering(0, 1 << 20, 0)
     gathering.add(rows([1]))
     gathering.pass_over(3, 5)

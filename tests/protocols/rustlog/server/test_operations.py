@@ -138,7 +138,7 @@ def test_beyond_the_end_binary_repeats_the_offset_and_json_names_the_end(orders:
         assert fetch_json(orders, offset) == {"Fetch": {"records": [], "next_offset": 10}}
 
 
-def test_a_group_goes_on_where_it_has_committed_unless_more_is_asked_for(orders: WireClient) -> None:
+def test_a_group_continues_where_it_has_committed_unless_more_is_asked_for(orders: WireClient) -> None:
     assert fetch(orders, 3, group="g") == ([bytes((n,)) for n in range(3, 10)], 10)
     orders.ask(binary_client.encode_call(OffsetCommit("orders", 0, "g", 6)))
     assert fetch(orders, 0, group="g") == ([bytes((n,)) for n in range(6, 10)], 10)

@@ -23,7 +23,7 @@ export async function inspectorPage(context) {
       head("Protocol inspector", { actions: [button("Refresh", context.reload)] }),
       panel(h("div", { class: "row" }, field("The next connection of", listener), button("Inspect the next one", start(() => ({ listener: listener.value })), "primary"),
         h("label", { class: "check" }, payloads, "Show keys, values and headers")),
-      h("p", { class: "dim" }, "An inspection notes at most 4 MiB, 1,000 frames and the first 256 streams of a QUIC connection, and ends when nobody looks. Passwords, keys and tokens are never shown.")),
+      h("p", { class: "dim" }, "An inspection records at most 4 MiB, 1,000 frames and the first 256 streams of a QUIC connection, and ends a minute after the page was closed. Passwords, keys and tokens are never shown.")),
       inspections.length ? [h("h2", {}, "Inspections"), table([
         ["listener", (each) => link(`/inspector/${segment(each.id)}`, each.listener)],
         ["connection", (each) => each.peer || "–", "mono"],

@@ -53,12 +53,12 @@ export async function recordsPage(context) {
       fill(list, h("div", { class: "notice bad", role: "alert" }, error.message));
     }
   };
-  const take = (page, anew) => {
+  const take = (page, replace) => {
     if (!context.isCurrent()) return;
-    state.rows = anew ? page.records : [...state.rows, ...page.records].slice(-TAIL_ROWS);
+    state.rows = replace ? page.records : [...state.rows, ...page.records].slice(-TAIL_ROWS);
     state.next = page.next_positions;
     more.disabled = page.end;
-    fill(note, `${number(state.rows.length)} records shown`, filter.value ? `, ${number(page.scanned)} looked at` : "", page.end ? ", up to the end" : "");
+    fill(note, `${number(state.rows.length)} records shown`, filter.value ? `, ${number(page.scanned)} scanned` : "", page.end ? ", up to the end" : "");
     draw();
   };
   const follow = async () => {
@@ -147,7 +147,7 @@ async function address() {
   } catch { return FLYMQ_ADDRESS; }
 }
 
-// How a value can be looked at, the best way first.
+// How a value can be shown, the best way first.
 function viewsOf(record) {
   const { value } = record;
   const data = () => hex(value.text === null ? value.base64 : base64Of(value.text), HEX_BYTES_MAX);

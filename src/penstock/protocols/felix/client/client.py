@@ -97,7 +97,7 @@ class AsyncFelixClient(AsyncClient):
             self.address,
             self._options,
             self._attempts,
-            alpn=None,  # many deployed brokers know of none, and those that do take whoever offers none
+            alpn=None,  # many deployed brokers have none, and the others accept clients that offer none
             begin=lambda connection: ClientSession.begin(connection, self._auth),
             is_usable=lambda session: session.is_usable,
         )

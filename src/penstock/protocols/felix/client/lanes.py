@@ -116,7 +116,7 @@ class Lane:
         for each in waiting.values():
             if not each.done():
                 each.set_exception(error)
-                each.exception()  # whoever waits may have been cancelled
+                each.exception()  # the caller may have been cancelled
 
     async def finish(self) -> None:
         """Ask no more, and wait until the broker has carried out what it was sent: it answers, and then ends its side."""

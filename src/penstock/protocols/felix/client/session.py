@@ -32,7 +32,7 @@ class ClientSession:
         return self._connection.loss is None and self.publishing.failure is None and self.caching.failure is None
 
     async def finish(self) -> None:
-        """Ask no more, wait for what was asked before, then hang up."""
+        """Send no more requests, wait for the replies, then disconnect."""
         try:
             await asyncio.gather(self.publishing.finish(), self.caching.finish())
         finally:

@@ -34,7 +34,7 @@ from penstock.protocols.felix.codec.messages import (
 
 
 class FelixEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event. `offset` is None where the broker does not tell it, as for streams of several partitions."""
+    """One event. `offset` is None if the broker does not tell it, as for streams of several partitions."""
 
     stream: str
     value: bytes

@@ -1,7 +1,8 @@
 """The binary payloads of Felix: publish batches, their acknowledgements, and event batches; see `wire` for the layouts.
 
-A batch is taken apart without a step per payload where all payloads have one size, as they commonly do. Counts and lengths are held
-against the bytes that are there before anything is made of them; bytes behind the last payload are ignored, as deployed brokers do.
+Payloads that all have one size, as they commonly do, stay one piece: none of them is taken out or put in by itself. Counts and lengths
+are held against the bytes that are there before anything is made of them; bytes behind the last payload are ignored, as deployed
+brokers do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.columns import UniformCells
 from penstock.errors import InvalidRequest, ProtocolViolation
 from penstock.protocols.bytes import U16, U32, U64, ByteReader, text16
 from penstock.protocols.felix.codec.messages import BATCH_EVENTS_MAX, BinaryPublish
@@ -30,7 +32,7 @@ from penstock.protocols.felix.wire import (
 )
 
 UNIFORM_PAYLOADS_MIN = 16
-"""From so many payloads on it pays to look whether all have one size."""
+"""From this many payloads on it pays to check whether all have one size."""
 LENGTH_BYTES = 4
 _ACKED = struct.Struct(">QB")
 """What an acked publish begins with: request id and ack mode."""
@@ -40,7 +42,7 @@ REMEMBERED_NAMES_BYTES_MAX = 256
 
 
 class PublishAck(NamedTuple):
-    """What became of one acked publish; `error` is None where it is committed."""
+    """What became of one acked publish; `error` is None if it is committed."""
 
     request_id: int
     error: str | None
@@ -50,7 +52,7 @@ class PublishAck(NamedTuple):
 class Events(NamedTuple):
     """An event batch that came as bytes."""
 
-    payloads: list[bytes]
+    payloads: Sequence[bytes]
     base_offset: int | None
     subscription_id: int | None
 
@@ -64,7 +66,7 @@ def decode_request_id(payload: bytes) -> int:
 
 
 def decode_publish(flags: int, payload: bytes) -> BinaryPublish:
-    """Raises ProtocolViolation where the payload is not what its flags say."""
+    """Raises ProtocolViolation if the payload is not what its flags say."""
     request_id: int | None = None
     key: bytes | None = None
     names_at = 0
@@ -114,16 +116,14 @@ def _decoded_names(data: bytes) -> tuple[str, str, str]:
 _remembered_names = lru_cache(REMEMBERED_NAMES_MAX)(_decoded_names)
 
 
-def split_payloads(data: bytes, at: int, count: int) -> list[bytes]:
+def split_payloads(data: bytes, at: int, count: int) -> Sequence[bytes]:
     """`count` payloads, each behind its length."""
     if count >= UNIFORM_PAYLOADS_MIN:
         (size,) = U32.unpack_from(data, at)
-        stride = LENGTH_BYTES + size
-        if count * stride <= len(data) - at:
-            rows = np.frombuffer(data, np.uint8, count * stride, at).reshape(count, stride)
-            if (rows[:, :LENGTH_BYTES] == rows[0, :LENGTH_BYTES]).all():
-                first = at + LENGTH_BYTES
-                return [data[start : start + size] for start in range(first, first + count * stride, stride)]
+        if size and count * (LENGTH_BYTES + size) <= len(data) - at:
+            rows = np.frombuffer(data, _payload_dtype(size), count, at)
+            if (rows["size"] == size).all():
+                return UniformCells(size, count, rows["payload"].tobytes())
     payloads: list[bytes] = []
     unpack, end = U32.unpack_from, len(data)
     for _ in range(count):
@@ -168,25 +168,35 @@ def join_payloads(payloads: Sequence[bytes]) -> bytes:
     return b"".join([U32.pack(len(payloads)), *lay_out(payloads)])
 
 
-def lay_out(payloads: Sequence[bytes]) -> list[bytes]:
-    """Each payload behind its length, in pieces to join; payloads of one size are two pieces."""
+def lay_out(payloads: Sequence[bytes]) -> list[bytes | memoryview]:
+    """Each payload behind its length, in pieces to join; payloads of one size are two pieces, or one if they lie together."""
     if not payloads:
         return []
+    if type(payloads) is UniformCells:
+        rows = np.empty(payloads.rows, _payload_dtype(payloads.cell_bytes))
+        rows["size"] = payloads.cell_bytes
+        rows["payload"] = np.frombuffer(payloads.data, rows.dtype["payload"])
+        return [rows.view(np.uint8).data]
     size = len(payloads[0])
     if all(map(size.__eq__, map(len, payloads))):
         length = U32.pack(size)
         return [length, length.join(payloads)]
-    pieces: list[bytes] = []
+    pieces: list[bytes | memoryview] = []
     for payload in payloads:
         pieces += (U32.pack(len(payload)), payload)
     return pieces
+
+
+@lru_cache(1024)
+def _payload_dtype(size_bytes: int) -> np.dtype[np.void]:
+    return np.dtype([("size", ">u4"), ("payload", np.void, size_bytes)])
 
 
 # -- acknowledging --------------------------------------------------------------------------------------------------------
 
 
 def encode_ack(request_id: int, offset: int | None) -> bytes:
-    """Of a publish that is committed. Without an offset ACK_OFFSET must not be among its flags."""
+    """For a publish that is committed. Without an offset ACK_OFFSET must not be among its flags."""
     ok = bytes((STATUS_OK,)) + U64.pack(request_id) + U16.pack(0)
     return ok if offset is None else ok + U64.pack(offset)
 

@@ -1,7 +1,7 @@
 """Felix bytes to messages, in both directions, without I/O.
 
 `feed` takes a whole read and returns what is complete in it. Only a frame header can break a conversation (`violation`): once the
-boundaries of frames are lost, nothing behind them can be trusted. A frame that is whole but makes no sense becomes a `BadRequest`,
+boundaries of frames are lost, nothing after them can be trusted. A frame that is complete but invalid becomes a `BadRequest`,
 which is answered, and the next frame is read as if nothing had happened.
 
 A frame that is half received is kept as it came: nothing is allocated by the length it announces, and a length above the bound is refused
@@ -208,7 +208,7 @@ def _not_a_message(payload: bytes, error: msgspec.ValidationError) -> BadRequest
 
 
 def _quoted(raw: Raw) -> object:
-    """What a field says, None where it is missing or too long to say it again."""
+    """What a field says, None if it is missing or too long to say it again."""
     if not 0 < memoryview(raw).nbytes <= QUOTED_BYTES_MAX:
         return None
     try:

@@ -8,6 +8,7 @@ Ids are texts in the contract and integers in deployed software. Both are taken,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -17,7 +18,7 @@ BATCH_EVENTS_MAX: Final = 500_000
 """In one publish. A frame has room for millions of tiny events, each of which takes some 40 bytes more in memory than on the wire."""
 
 ID_CHARS_MAX: Final = 1024
-"""Of an id that is a text. It is given back with the answer, so its length is a bound on that of answers."""
+"""For an id that is a text. It is given back with the answer, so its length is a bound on that of answers."""
 NAME_CHARS_MAX: Final = 1024
 """Of the names of a cache, for the same reason; those that exist are shorter."""
 KEY_CHARS_MAX: Final = 4096
@@ -132,12 +133,12 @@ class GroupNack(OnGroup, tag="group_nack", kw_only=True):
 
 
 class BinaryPublish(msgspec.Struct, gc=False):
-    """A publish batch that came as bytes. `request_id` is None where no acknowledgement is asked for."""
+    """A publish batch that came as bytes. `request_id` is None if no acknowledgement is asked for."""
 
     tenant_id: str
     namespace: str
     stream: str
-    payloads: list[bytes]
+    payloads: Sequence[bytes]
     key: bytes | None = None
     request_id: int | None = None
 

@@ -1,7 +1,7 @@
 """Tenants, namespaces and streams as topics; the same for caches.
 
 A stream is the topic `tenant/namespace/stream`, where the default tenant and the default namespace are left out: stream `orders` of both
-is topic `orders`, of tenant `t1` it is `t1/orders`. The default tenant is the broker's own: its streams are all topics, whoever made them,
+is topic `orders`, of tenant `t1` it is `t1/orders`. The default tenant is the broker's own: its streams are all topics of all tenants,
 as far as the access rules go. Any other tenant is confined to the topics below its name, which is why neither its name nor that of a
 namespace may contain a "/"; a stream's may.
 """
@@ -24,7 +24,7 @@ class Scope(NamedTuple):
     tenant_id: str
     namespace: str
     name: str
-    """Of a stream or a cache."""
+    """Of the stream or cache."""
 
 
 class Scopes:
@@ -33,7 +33,7 @@ class Scopes:
         self.default_namespace = default_namespace
 
     def topic(self, scope: Scope) -> str:
-        """Raises InvalidRequest where a name cannot be a level of a topic's."""
+        """Raises InvalidRequest if a name cannot be a level of a topic's."""
         tenant_id, namespace, name = scope
         if not tenant_id or "/" in tenant_id:
             raise InvalidRequest(f'unknown tenant {tenant_id!r}: a name is not empty and has no "/"')

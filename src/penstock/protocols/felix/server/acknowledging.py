@@ -92,9 +92,9 @@ def encode_refusal(form: type[Error | PublishError], request_id: Id, refused: Re
 def acknowledgement(
     request: Publish | PublishBatch | BinaryPublish, *, native: bool, client_flags: int | None, with_code: bool
 ) -> Acknowledgement:
-    """Of a publish that is not binary, or not acked; `binary_acknowledgement` is for others.
+    """For a publish that is not binary, or not acked; `binary_acknowledgement` is for others.
 
-    `client_flags` are those that the client announced; None where it announced none. `with_code`: whether it reads codes.
+    `client_flags` are those that the client announced; None if it announced none. `with_code`: whether it reads codes.
     """
     if isinstance(request, BinaryPublish):
         return Acknowledgement(Style.SILENT if native else Style.ERRORS_ONLY, with_code=with_code)

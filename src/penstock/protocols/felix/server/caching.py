@@ -28,7 +28,7 @@ from penstock.protocols.felix.wire import PAYLOAD_BYTES_MAX
 _ROOM_BYTES: Final = 64 << 10
 """Left in a frame for what stands around a value: names, a key and an id, each character of which may take six bytes in JSON."""
 VALUE_BYTES_MAX: Final = (PAYLOAD_BYTES_MAX - _ROOM_BYTES) // 4 * 3
-"""What is put must fit into the answer of whoever gets it, whatever names and id that one gives."""
+"""A value must fit into the reply to any request for it, whatever names and id that has."""
 
 
 def put(shared: Shared, identity: Identity, request: CachePut, *, native: bool) -> bytes:

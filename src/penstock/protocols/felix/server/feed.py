@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 SlowPolicy = Literal["drop", "pause", "close"]
 
 CHUNKS_KEPT_BYTES_MAX: Final = 16 << 20
-"""Of all streams together: what subscribers that are not quite level read one after the other. The last one is kept in any case, so that
+"""For all streams together: what subscribers that are not quite level read one after the other. The last one is kept in any case, so that
 an event that is as large as all of this is laid out once, too."""
 CHUNK_BYTES: Final = 512
 """What a chunk takes in memory beside its frames, which may be a few bytes only."""
 SWEEP_S: Final = 1.0
-"""How often streams are looked at on which nothing happens: whether they exist, and may still be read."""
+"""How often streams are examined on which nothing happens: whether they exist, and may still be read."""
 
 
 class Feeds:
@@ -146,7 +146,7 @@ class Feed:
             subscriber.pump()
 
     def chunk(self, form: Form, index: int, offset: int) -> Chunk | None:
-        """Frames from an offset on that is not the end; None where the disk has to be read first. Raises OffsetOutOfRange."""
+        """Frames from an offset on that is not the end; None if the disk has to be read first. Raises OffsetOutOfRange."""
         partition = self.partitions[index]
         chunk = self.feeds.chunks.get((partition, form, offset))
         if chunk is not None:

@@ -47,7 +47,7 @@ WAIT_MS_MAX: Final = 30_000
 ACK_MS: Final = 30_000
 """How long a record may be worked on before it is owed to the group again."""
 CLAIMS_MAX: Final = 1 << 14
-"""Of one connection; the oldest ones beyond that are stale."""
+"""Per connection; the oldest ones beyond that are stale."""
 
 
 class Claims:
@@ -121,7 +121,7 @@ class Poll:
         )
 
     async def _take_in_time(self, topic: str, subscription: Subscription) -> list[Delivery]:
-        """What may be claimed, as soon as there is something; nothing where that takes longer than the poll waits."""
+        """What may be claimed, as soon as there is something; nothing if that takes longer than the poll waits."""
         wait_s = min(self._request.wait_ms, WAIT_MS_MAX) / 1000
         self._late = not wait_s
         timer = asyncio.get_running_loop().call_later(wait_s, self._time_is_over)

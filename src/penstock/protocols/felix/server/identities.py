@@ -51,7 +51,7 @@ class Identities:
         return Identity((UNAUTHENTICATED if self.required else ANONYMOUS).seen_at(peer, certificate_subject))
 
     def authenticate(self, tenant_id: str, token: str, stranger: Identity) -> Identity:
-        """Raises AuthenticationFailed. Where nobody is asked who they are, everybody is whom they were before."""
+        """Raises AuthenticationFailed. Without authentication the identity stays what it was."""
         if not self.required:
             return stranger
         address, tenant = stranger.principal.address, TENANT_PRINCIPAL_PREFIX + tenant_id

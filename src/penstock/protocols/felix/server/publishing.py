@@ -6,7 +6,7 @@ append instead of many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -14,6 +14,7 @@ from msgspec import UnsetType
 
 from penstock.broker.access.checks import Operation, Resource, ResourceKind, authorize
 from penstock.broker.records.spreading import Placement, Scattered, offsets_by_unit
+from penstock.columns import concatenated
 from penstock.errors import TopicNotFound
 from penstock.net.quic_session import Stream
 from penstock.protocols.conversation import ReplySlot
@@ -40,7 +41,7 @@ class Write:
     __slots__ = ("ack", "key", "scope", "slot", "values")
 
     def __init__(
-        self, scope: Scope, values: list[bytes], key: bytes | None, ack: Acknowledgement, slot: ReplySlot
+        self, scope: Scope, values: Sequence[bytes], key: bytes | None, ack: Acknowledgement, slot: ReplySlot
     ) -> None:
         self.scope = scope
         self.values = values
@@ -75,10 +76,8 @@ class Run:
         self.units.append(len(write.values))
         self._size_bytes += write.slot.held_bytes
 
-    def values(self) -> list[bytes]:
-        if len(self.writes) == 1:
-            return self.writes[0].values
-        return [value for write in self.writes for value in write.values]
+    def values(self) -> Sequence[bytes]:
+        return concatenated([write.values for write in self.writes])
 
 
 class Publisher:
@@ -168,10 +167,8 @@ class Publisher:
     def write_gathered(self) -> None:
         """Send what was gathered on its way."""
         run, self.gathered = self.gathered, None
-        if run is not None:
-            self._write(run)
-
-    def _write(self, run: Run) -> None:
+        if run is None:
+            return
         self.in_flight += 1
         principal, values, key = run.identity.principal, run.values(), run.writes[0].key
         done = partial(self._committed, run)

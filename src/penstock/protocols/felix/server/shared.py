@@ -32,7 +32,7 @@ class Shared:
     """Whether frames of clients that have not logged in are small."""
 
     def topic(self, identity: Identity, scope: Scope) -> str:
-        """The topic that a scope means to whom asks. Raises AccessDenied where it is another tenant's."""
+        """The topic that a scope means to this principal. Raises AccessDenied if it is another tenant's."""
         if identity.tenant_id is not None and identity.tenant_id != scope.tenant_id:
             raise AccessDenied(f"unauthorized: tenant mismatch, this token is of tenant {identity.tenant_id}")
         return self.scopes.topic(scope)

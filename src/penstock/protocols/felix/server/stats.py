@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.stats import PushStats
@@ -9,11 +10,8 @@ from penstock.stats import PushStats
 
 @dataclass(slots=True)
 class FelixStats(PushStats):
-    requests: dict[str, int] = field(default_factory=dict)
+    requests: Counter[str] = field(default_factory=Counter)
     """By message type; binary batches are `publish_binary`."""
-
-    def count(self, name: str) -> None:
-        self.requests[name] = self.requests.get(name, 0) + 1
 
     def requests_by_name(self) -> dict[str, int]:
         return dict(self.requests)

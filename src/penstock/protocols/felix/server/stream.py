@@ -10,7 +10,7 @@ if `auth` was said on its stream, of which the contract knows nothing, or if it 
 the contract does; otherwise it follows the contract. Whatever id came is given back as it came.
 
 Overload stops the reading of the stream (`hold`). A broken frame header ends the connection; everything else is answered with an error
-and goes on, also an exception that is a bug of ours. A stream on which we cannot answer is for publishing: it is stopped where it asks.
+and continues, also an exception that is a bug of ours. A stream on which we cannot answer is for publishing: it is stopped where it asks.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ from penstock.protocols.felix.wire import (
 REQUESTS_PER_TURN_MAX: Final = 256
 """Requests that one stream decodes and starts before it lets others have their turn of the loop."""
 KEPT_BACK_BYTES_MAX: Final = 1 << 20
-"""Answers that wait behind those of publishes; whoever asks for more waits for the commits first."""
+"""Replies that wait for those of publishes; further requests wait for the commits first."""
 ANSWER_BYTES: Final = 150
 """What an answer that waits takes in memory beside its bytes."""
 
@@ -160,7 +160,7 @@ class FelixStream(Conversation[Frame]):
         self._with_codes = False
         """Whether the client has said that it reads error codes."""
         self._poll: grouping.Poll | None = None
-        """The poll that is not answered yet; there is one at most, because requests behind it wait."""
+        """The poll that is not answered yet; there is one at most, because later requests wait."""
         self._stopping = False
         self._ended = False
         self._one_way = not stream.can_send
@@ -237,13 +237,6 @@ class FelixStream(Conversation[Frame]):
         else:
             self.advance()
 
-    def flush(self) -> None:
-        if self._muted:
-            self._ready.clear()
-            self._ready_bytes = 0
-        else:
-            super().flush()
-
     def _end(self) -> None:
         """End our side: the peer has ended its own, and everything is answered."""
         if self._decoder.payload_begun:
@@ -258,7 +251,7 @@ class FelixStream(Conversation[Frame]):
         request, self._next = self._next, None
         assert request is not None, "a request is decoded when it is asked whether it must wait"
         held_bytes = self._held_bytes(frame)
-        self._stats.count(_NAMES[type(request)])
+        self._stats.requests[_NAMES[type(request)]] += 1
         if self._identity.key_digest is not None and not self._shared.identities.holds(self._identity):  # revoked since
             self._identity = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
         if isinstance(request, Publish | PublishBatch | BinaryPublish):
@@ -287,7 +280,7 @@ class FelixStream(Conversation[Frame]):
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             reply = self._failed(request, error)
         if isinstance(reply, bytes):
-            if isinstance(request, CacheGet) and not self._has_room_for(reply):
+            if isinstance(request, CacheGet) and not (self._muted or self._has_room_for(reply)):
                 self._next = request
                 self._requeue(frame, slot)
                 return

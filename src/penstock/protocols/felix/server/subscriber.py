@@ -66,7 +66,7 @@ class Subscriber:
         self._address = U64.pack(subscription_id) if form.kind is Kind.ADDRESSED else b""
         self._positions = starts
         self._turn = 0
-        """The partition that is looked at first, so that none starves the others."""
+        """The partition that is examined first, so that none starves the others."""
         self._loading: asyncio.Task[None] | None = None
         self._gone = False
         stream.send(encode_message(EventStreamHello(subscription_id=subscription_id)))
@@ -105,7 +105,7 @@ class Subscriber:
             self._stream.end()
 
     def check(self) -> bool:
-        """Whether the topic is still there and may be read; ends the subscription where it is not."""
+        """Whether the topic is still there and may be read; ends the subscription if it is not."""
         feeds = self._feed.feeds
         try:
             if not feeds.identities.holds(self._identity):
@@ -158,7 +158,7 @@ class Subscriber:
         return None
 
     def _advance(self, index: int) -> bool:
-        """Send the next chunk of a partition; False where it has to be read from disk first, or there is no room for it."""
+        """Send the next chunk of a partition; False if it has to be read from disk first, or there is no room for it."""
         offset = self._positions[index]
         try:
             chunk = self._feed.chunk(self._form, index, offset)

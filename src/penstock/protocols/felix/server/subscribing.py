@@ -18,7 +18,7 @@ from penstock.protocols.felix.server.subscriber import Subscriber
 from penstock.protocols.felix.wire import BASE_OFFSET, EVENT_BATCH, ID_MAX, SHARED_EVENT_BATCH
 
 SUBSCRIPTIONS_MAX: Final = 4096
-"""Of one connection; what deployed brokers allow. The peer's limit on streams is commonly lower."""
+"""Per connection; what deployed brokers allow. The peer's limit on streams is commonly lower."""
 
 
 class BadCursor(Exception):
@@ -129,7 +129,7 @@ def _starts(request: Subscribe, partitions: list[Partition]) -> list[int]:
 
 
 def _form(scope: Scope, id_: int | str, *, native: bool, client_flags: int, partitions: int) -> Form:
-    """JSON, unless the client has said that it reads more. Offsets only where there is one partition for them to be of."""
+    """JSON, unless the client has said that it reads more. Offsets only if there is one partition for them to be of."""
     if not native:
         return Form(Kind.BATCHES, scope)
     offsets = bool(client_flags & BASE_OFFSET) and partitions == 1

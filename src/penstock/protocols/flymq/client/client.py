@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime
 from random import Random
@@ -23,6 +22,7 @@ from penstock.clients.arguments import (
 )
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Pipeline
+from penstock.clients.reading import records_of
 from penstock.clients.records import (
     FetchResult,
     GroupDescription,
@@ -271,7 +271,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
     async def _send_chunks(
         self, outgoing: Outgoing, results: list[RecordMetadata | PenstockError]
     ) -> tuple[PenstockError | None, bool]:
-        """Send what `results` does not cover yet and extend it, up to a lost connection: that error, and whether going on is safe."""
+        """Send what `results` does not cover yet and extend it, up to a lost connection: that error, and whether continuing is safe."""
         sent: list[Produces | ProducesTogether] = []
         stopped: PenstockError | None = None
         for first, last in outgoing.chunks(len(results)):
@@ -371,7 +371,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
             sleep=self._sleep,
         )
 
-    async def records(
+    def records(
         self,
         topic: str | Sequence[str],
         partition: int | None = None,
@@ -392,21 +392,19 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         was the end of the topic when it began; with it, it waits for more. `limit` is the maximum number of records. `last` starts
         with that many of the newest records, over all partitions.
         """
-        batches = self.batches(
-            topic,
-            partition,
-            start=start,
-            group=group,
-            follow=follow,
-            commit=commit,
-            filter=filter,
-            limit=limit,
-            last=last,
+        return records_of(
+            self.batches(
+                topic,
+                partition,
+                start=start,
+                group=group,
+                follow=follow,
+                commit=commit,
+                filter=filter,
+                limit=limit,
+                last=last,
+            )
         )
-        async with aclosing(batches):
-            async for batch in batches:
-                for record in batch:
-                    yield record
 
     def consumer(
         self,

@@ -5,7 +5,7 @@ there is nothing to wait for, otherwise by one task. Records of single sends tha
 may be in flight are, go together in one request.
 
 The broker hands out the id of the producer. If it has forgotten it, a request that was sent only once is certainly not stored: it is
-numbered anew under another id. One that was sent before fails, because whether it was stored is unknown.
+numbered again under another id. One that was sent before fails, because whether it was stored is unknown.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from penstock.record_headers import HEADERS_PER_RECORD_MAX
 CHUNKS_AHEAD_MAX = 16
 """Requests of one call that are encoded and have no answer."""
 HEADER_BYTES_ENOUGH = (PRODUCED_ONCE_HEADERS_MAX - HEADERS_PER_RECORD_MAX) * 6
-"""Once a request has so many bytes of headers, no further record goes with it: a header takes six bytes at least."""
+"""Once a request has this many bytes of headers, no further record goes with it: a header takes six bytes at least."""
 PRODUCER_BYTES = 16
 _NUMBERS = Struct(f">{PRODUCER_BYTES}sQQ?")
 """Id, sequence, floor, whether it was sent before: what a request is given when its turn comes."""
@@ -171,7 +171,7 @@ class OnceExchange(Exchange[Replies]):
         return self._error
 
     def settle(self, error: PenstockError | None = None) -> None:
-        """Tell whoever waits."""
+        """Fail the waiting calls."""
         error = error or self._error
         if self.producer is not None:
             self.producer.unanswered.pop(self.sequence, None)
@@ -494,7 +494,7 @@ class OnceSender:
         self._producer = _Producer(registered.producer, max(1, registered.in_flight_max))
 
     async def _send_again(self) -> None:
-        """Send what was lost with a connection, in order, and behind it nothing that was not."""
+        """Send what was lost with a connection, in order, and nothing else until that is done."""
         before: OnceExchange | None = None
         may_go_on = True
         if self._outage is None:
@@ -569,7 +569,7 @@ class OnceSender:
 
 
 async def _lost_by(exchange: OnceExchange) -> PenstockError | None:
-    """Wait for an answer; return the error if none came, so that it is of no use to go on."""
+    """Wait for an answer; return the error if none came, so that it is of no use to continue."""
     try:
         await exchange.answered
     except (ConnectionLost, NotIdempotent, RequestTimeout, Unreachable) as error:

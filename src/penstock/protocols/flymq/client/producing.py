@@ -31,9 +31,9 @@ Records = Values | Iterable[tuple[bytes | None, bytes | None, Headers]]
 """Values, pairs of key and value, or triples of key, value and headers."""
 
 _RECORD_FIXED_BYTES = 12
-"""Of one record in PRODUCE_RECORDS: three lengths."""
+"""Per record in PRODUCE_RECORDS: three lengths."""
 _REQUEST_BYTES_MAX = 512 << 10
-"""Of a PRODUCE_RECORDS request beside its records: names of topic and schema, and what is fixed."""
+"""In a PRODUCE_RECORDS request beside its records: names of topic and schema, and fixed fields."""
 Result = RecordMetadata | PenstockError
 
 

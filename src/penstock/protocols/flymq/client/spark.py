@@ -33,12 +33,13 @@ from penstock.protocols.flymq.operations.spark import (
     StageAbort,
     StageCommit,
     Winner,
+    WriteEpoch,
 )
 from penstock.protocols.flymq.operations.topics import SnapshotCreate, SnapshotDescription, SnapshotRelease
 from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX
 
 IN_FLIGHT_REQUESTS_MAX: Final = 4
-"""Of one attempt; the client bounds their bytes beside."""
+"""Per attempt; the client bounds their bytes beside."""
 FETCH_BYTES: Final = 4 << 20
 """Bytes that one request asks for unless told otherwise; a broker gives no more."""
 BLOCK_BYTES_MAX: Final = 128 << 20
@@ -77,17 +78,56 @@ class AsyncStaging:
         """
         request = StageCommit(application, run, epoch, winners)
         pending = False
-        while True:
-            outcome = await self._ask(request)
-            if outcome > _PENDING:
-                raise ProtocolViolation(f"invalid binary format: outcome must be at most {_PENDING}, not {outcome}")
-            if outcome != _PENDING:
-                return pending or bool(outcome)
+        while (outcome := _checked(await self._ask(request))) == _PENDING:
             pending = True
+        return pending or bool(outcome)
+
+    async def write(
+        self,
+        application: str,
+        name: str,
+        epoch: int,
+        topic: str,
+        parts: Parts,
+        *,
+        query: str = "",
+        replaces: bool = False,
+    ) -> tuple[Run, bool]:
+        """Begin a run, and write and commit an epoch of which all records are here, in one request. `parts` are as in `AsyncAttempt.stage`.
+
+        Return the run as it was before, and whether the epoch was committed now; False if it had been before.
+        """
+        check_topic(topic)
+        request = WriteEpoch(application, name, query, replaces, epoch, topic, parts)
+        while True:
+            try:
+                answer = self._ask(request)
+            except RecordTooLarge:
+                raise _too_large(topic) from None
+            found = await answer
+            if _checked(found.outcome) != _PENDING:
+                # What is pending is a commit of staged records, which this one waits for: it says nothing of this one.
+                return Run(found.number, found.epoch, found.query), bool(found.outcome)
 
     async def abort(self, application: str, run: int, epoch: int) -> bool:
-        """Drop what this run and earlier ones staged for an epoch. Return False if the epoch is committed."""
+        """Drop what this run and earlier ones staged for an epoch. Return False if the epoch is committed.
+
+        Raises OutcomeUnknown if only a restart of the broker can tell whether it is.
+        """
         return await self._ask(StageAbort(application, run, epoch))
+
+
+def _checked(outcome: int) -> int:
+    if outcome > _PENDING:
+        raise ProtocolViolation(f"invalid binary format: outcome must be at most {_PENDING}, not {outcome}")
+    return outcome
+
+
+def _too_large(topic: str) -> RecordTooLarge:
+    return RecordTooLarge(
+        f"the blocks for topic {topic} do not fit into one request: at most {PAYLOAD_BYTES_MAX} bytes, "
+        "so a record with its key and headers must be smaller than that"
+    )
 
 
 class AsyncAttempt:
@@ -115,10 +155,7 @@ class AsyncAttempt:
         try:
             answer = self._ask(Stage(*self._place, self.requests, topic, parts))
         except RecordTooLarge:
-            raise RecordTooLarge(
-                f"the blocks for topic {topic} do not fit into one request: at most {PAYLOAD_BYTES_MAX} bytes, "
-                "so a record with its key and headers must be smaller than that"
-            ) from None
+            raise _too_large(topic) from None
         self.requests += 1
         self._in_flight.add(asyncio.create_task(answer))
 

@@ -2,12 +2,12 @@
 
 `feed` takes a whole read and returns the messages that are complete, up to a bound; the rest is kept (`more`). Producing is the hot path,
 so consecutive PRODUCE frames for one topic become one `ProduceRun`, found in three steps: the first frame is read field by field; if the
-frames behind it look the same, all of them are checked and cut by one array operation, and their values stay one column; the rest are
+frames after it look the same, all of them are checked and cut by one array operation, and their values stay one column; the rest are
 matched one by one against the first frame's constant bytes. Frames that no step recognises go the long way, where every field is named
 in the error.
 
 A frame that is half received is kept as it came. Nothing is allocated by the length a peer announces, and the header of a kept
-frame is looked at once, so a peer that drips bytes costs no more than one that does not.
+frame is examined once, so a peer that drips bytes costs no more than one that does not.
 
 The end of a conversation is kept apart from its contents: frames in front of a broken header are still returned, then `violation`
 is set and every later `feed` raises it.
@@ -96,7 +96,7 @@ class CodecLimits:
 
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
     inflated_bytes_max: int = PAYLOAD_BYTES_MAX
-    """Of a gzip payload once inflated: as much as it could have carried plain."""
+    """For a gzip payload once inflated: as much as it could have carried plain."""
 
 
 class _FrameDecoder(BufferingDecoder[Message]):
@@ -151,7 +151,7 @@ class _FrameDecoder(BufferingDecoder[Message]):
     def _take(
         self, opcode: int, flags: int, data: bytes, position: int, frame_end: int, messages: list[Message]
     ) -> int:
-        """Handle the frame `data[position:frame_end]`, and more behind it if that is cheaper; returns where it stopped."""
+        """Handle the frame `data[position:frame_end]`, and more after it if that is cheaper; returns where it stopped."""
 
 
 class RequestDecoder(_FrameDecoder[Request]):
@@ -386,7 +386,7 @@ def _produce_dtype(key_at: int, key_bytes: int, frame_bytes: int) -> np.dtype[np
 
 @lru_cache(maxsize=256)
 def _between_values(topic_field_bytes: int) -> struct.Struct:
-    """What stands between two values: partition; frame start, length, topic, key length, value length where there is no key."""
+    """What stands between two values: partition; frame start, length, topic, key length, value length if there is no key."""
     return struct.Struct(f">i4sI{topic_field_bytes}sII")
 
 
@@ -477,7 +477,7 @@ def _gunzip(data: bytes, bytes_max: int, check: Callable[[], None]) -> bytes:
                 step = view[position : position + _GZIP_STEP_BYTES]
                 position += len(step)
             try:
-                # One byte more than allowed tells a payload that is exactly full from one that goes on.
+                # One byte more than allowed tells a payload that is exactly full from one that continues.
                 part = member.decompress(step, min(room + 1, _GZIP_STEP_BYTES))
             except zlib.error as error:
                 raise ProtocolViolation(f"gzip: invalid header or data: {error}") from None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from penstock.columns import UniformCells
 from penstock.protocols.flymq.operations.limits import PRODUCED_RECORDS_MAX
 from penstock.protocols.flymq.operations.records import ProduceOnce
-from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX, frame, header
+from penstock.protocols.flymq.wire import FLAG_BINARY, HEADER, MAGIC, PAYLOAD_BYTES_MAX, VERSION, header
 
 _ONCE_HEAD = struct.Struct(">I16sQQBH")
 """Of PRODUCE_ONCE, before the topic: producer with its length, sequence, floor, whether it was sent before, length of the topic."""
@@ -21,6 +21,7 @@ _ONCE_TAIL = struct.Struct(">IIiQH")
 """Behind the values: the numbers of keys and headers, partition, time to live, length of the schema."""
 _ONE_PLACE = struct.Struct(">IIiqqI")
 """A reply to PRODUCE_ONCE: no partitions, one place, no failures."""
+_ONE_PLACE_FRAME = struct.Struct(HEADER.format + _ONE_PLACE.format[1:])
 
 
 def encode_produce_once(
@@ -77,7 +78,8 @@ def decode_produce_once(data: bytes, start: int, end: int) -> ProduceOnce | None
 
 def encode_stored_together(partition: int, base_offset: int, timestamp_ms: int) -> bytes:
     """The reply to a PRODUCE_ONCE whose records are all stored, in one partition."""
-    return frame(ProduceOnce.opcode, _ONE_PLACE.pack(0, 1, partition, base_offset, timestamp_ms, 0))
+    head = MAGIC, VERSION, ProduceOnce.opcode, FLAG_BINARY, _ONE_PLACE.size
+    return _ONE_PLACE_FRAME.pack(*head, 0, 1, partition, base_offset, timestamp_ms, 0)
 
 
 def decode_stored_together(payload: bytes) -> tuple[int, int, int] | None:

@@ -40,7 +40,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ProduceRun:
-    """Consecutive PRODUCE frames with one topic; one reply each. `keys` is None where no record has one."""
+    """Consecutive PRODUCE frames with one topic; one reply each. `keys` is None if no record has one."""
 
     topic: str
     partition: int
@@ -85,7 +85,7 @@ def encode_produce_many(
 
 
 def check_record(topic: str, record_bytes: int) -> None:
-    """Raises RecordTooLarge where a key and value of this size do not fit into one request."""
+    """Raises RecordTooLarge if a key and value of this size do not fit into one request."""
     _produce_head(text16(topic), record_bytes)
 
 
@@ -225,7 +225,7 @@ class WholeRows:
 
 @dataclass(slots=True)
 class Fetched:
-    """A decoded FETCH reply. `keys` is None where no record has one."""
+    """A decoded FETCH reply. `keys` is None if no record has one."""
 
     offsets: list[int]
     keys: list[bytes | None] | None
@@ -357,7 +357,7 @@ def encode_consumed(opcode: int, key: bytes | None, value: bytes | None) -> byte
 
 _KEYED_HEAD = np.dtype([("offset", ">u8"), ("key_size", ">u4")])
 _HEAD = np.dtype([("offset", ">u8"), ("key_size", ">u4"), ("value_size", ">u4")])
-"""Of a record without a key."""
+"""For a record without a key."""
 
 
 def encode_fetched(opcode: int, parts: Sequence[Rows | UniformRows], next_offset: int, *, native: bool) -> bytes:
@@ -487,7 +487,7 @@ def decode_fetched(payload: bytes, *, native: bool) -> Fetched:
 
 
 def _decode_uniform(payload: bytes, start: int, count: int, native: bool) -> Fetched | None:
-    """Records without keys and with values of one size, as one array; None where they are not."""
+    """Records without keys and with values of one size, as one array; None if they are not."""
     records_bytes = len(payload) - start - (0 if native else 8)
     value_bytes, left_over = divmod(records_bytes, count)
     value_bytes -= ROW_FIXED_BYTES

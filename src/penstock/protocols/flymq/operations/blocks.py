@@ -26,7 +26,7 @@ _NO_CUT = -1
 NO_EPOCH: Final = -1
 """In place of a partition's log epoch: the reader knows none."""
 EXTENTS_MAX = 16_384
-"""Of one reply; a reader asks again for what lies behind them."""
+"""Per reply; a reader asks again for what follows."""
 
 # --- requests ---
 
@@ -122,13 +122,13 @@ class PlannedExtent(NamedTuple):
     """A stretch of a partition in one file."""
 
     path: str
-    """From the log's directory; empty where the file cannot be read by others."""
+    """From the log's directory; empty if the file cannot be read by others."""
     marks: Sequence[tuple[int, int]]
     """Offset and position of blocks, rising; reading begins at the first."""
     end: int
     next_offset: int
     file_bytes: int
-    """The size of the file where it is finished, 0 where it still grows."""
+    """The size of the file where it is finished, 0 if it still grows."""
 
 
 class PlannedPartition(NamedTuple):
@@ -145,9 +145,9 @@ class PlannedPartition(NamedTuple):
 class PlannedTopic(NamedTuple):
     topic: str
     id: str
-    """Empty where there is no such topic."""
+    """Empty if there is no such topic."""
     retained: bool
-    """Whether retention takes records away. Where it does not, what is missing at the start was compacted away or has expired."""
+    """Whether retention takes records away. If it does not, what is missing at the start was compacted away or has expired."""
     partitions: Sequence[PlannedPartition]
 
 
@@ -157,7 +157,7 @@ class Plan(NamedTuple):
     directory: str
     proof: str
     token: str
-    """The file `proof` in `directory` holds it, if this is the machine. All three are empty where files cannot be read by others."""
+    """The file `proof` in `directory` holds it, if this is the machine. All three are empty if files cannot be read by others."""
     topics: Sequence[PlannedTopic]
     now_ms: int
     """The broker's clock: what had expired by then is not to be read."""

@@ -226,7 +226,7 @@ class Opaque(Layout):
 
 
 class Items(Layout):
-    """A u32 count and so many items, read as a list or a tuple. Any iterable is written, and no further than a frame holds."""
+    """A u32 count and that many items, read as a list or a tuple. Any iterable is written, and no further than a frame holds."""
 
     def __init__(self, item: Layout, items_max: int, collect: type[list[Any] | tuple[Any, ...]] = list) -> None:
         self.item = item
@@ -260,7 +260,7 @@ class Items(Layout):
 
 
 class Pairs(Items):
-    """A u32 count and so many pairs of key and value, as a dictionary."""
+    """A u32 count and that many pairs of key and value, as a dictionary."""
 
     def write(self, value: Any, pieces: Pieces) -> None:
         super().write(value.items(), pieces)
@@ -270,7 +270,7 @@ class Pairs(Items):
 
 
 class Columns(Layout):
-    """A u32 count, so many heads, then so many details, which deployed brokers do not send and deployed clients do not read.
+    """A u32 count, that many heads, then that many details, which deployed brokers do not send and deployed clients do not read.
 
     The value is a list of pairs of head and details; details that were not sent are None.
     """

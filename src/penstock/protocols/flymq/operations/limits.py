@@ -11,7 +11,7 @@ from typing import Final
 # --- frames ---
 
 LOGIN_PAYLOAD_BYTES_MAX: Final = 64 << 10
-"""Of a request before the login that a listener requires, also once inflated. `wire.PAYLOAD_BYTES_MAX` holds afterwards."""
+"""For a request before the login that a listener requires, also once inflated. `wire.PAYLOAD_BYTES_MAX` holds afterwards."""
 GZIP_MEMBERS_MAX: Final = 16
 """Writers of gzip make one member. Empty members take 20 bytes each, and every one of them costs a new decompressor."""
 
@@ -21,13 +21,13 @@ DECODED_ON_LOOP_BYTES_MAX: Final = 64 << 10
 # --- lists in requests ---
 
 ROLES_MAX: Final = 1_000
-"""Of a user, a key or an ACL. The broker keeps 64 for each user."""
+"""For a user, a key or an ACL. The broker keeps 64 for each user."""
 ACL_USERS_MAX: Final = 10_000
 """As many as the broker has users."""
 PERMISSIONS_MAX: Final = 100
 """There are fewer than ten."""
 SETTINGS_MAX: Final = 1_000
-"""Of a topic, which has about fifteen."""
+"""For a topic, which has about fifteen."""
 AUDIT_TYPES_MAX: Final = 1_000
 """There are fewer than a hundred types of events."""
 TXN_OFFSETS_MAX: Final = 10_000
@@ -37,23 +37,23 @@ MEMBER_TOPICS_MAX: Final = 1_000
 MEMBER_PARTITIONS_MAX: Final = 65_536
 """That a member of a group owns: as many as brokers have, by default and beyond."""
 STAGES_MAX: Final = 1_000
-"""Of a pipeline's report. The broker keeps 256."""
+"""For a pipeline's report. The broker keeps 256."""
 STAGED_BLOCKS_MAX: Final = 10_000
 """One for each partition of the largest topic."""
 STAGED_ATTEMPTS_MAX: Final = 20_000
 """The broker accepts 10,000, and tells a job with more to write with fewer tasks."""
 PLAN_TOPICS_MAX: Final = 65_536
 PLAN_PARTITIONS_MAX: Final = 131_072
-"""Of one READ_PLAN, over all its topics: as many as brokers have, by default and beyond."""
+"""Per READ_PLAN, over all its topics: as many as brokers have, by default and beyond."""
 
 PRODUCED_RECORDS_MAX: Final = 2_048
-"""Of one PRODUCE_RECORDS. If one of them is refused, each is written by itself, in some 30 microseconds."""
+"""Per PRODUCE_RECORDS. If one of them is refused, each is written by itself, in some 30 microseconds."""
 PRODUCED_HEADERS_MAX: Final = 65_536
-"""Of one PRODUCE_RECORDS, over all its records. Each takes half a microsecond to check."""
+"""Per PRODUCE_RECORDS, over all its records. Each takes half a microsecond to check."""
 PRODUCED_ONCE_HEADERS_MAX: Final = 4_096
-"""Of one PRODUCE_ONCE, which is decoded on the event loop whatever its size, as PRODUCE is: two milliseconds."""
+"""Per PRODUCE_ONCE, which is decoded on the event loop whatever its size, as PRODUCE is: two milliseconds."""
 
 # --- lists in replies ---
 
 REPLY_ITEMS_MAX: Final = 1 << 20
-"""Of any list that a client reads: ten times what a broker holds of anything by default, and fewer than a client has memory for."""
+"""For any list that a client reads: ten times what a broker holds of anything by default, and fewer than a client has memory for."""

@@ -131,7 +131,7 @@ def encode_request(request: Operation[Any]) -> bytes:
 
 
 def decode_request(opcode: int, data: bytes, start: int = 0, end: int | None = None) -> Operation[Any] | BadRequest:
-    """Return the request whose payload is `data[start:end]`, or what is wrong with it, so that the connection can answer and go on."""
+    """Return the request whose payload is `data[start:end]`, or what is wrong with it, so that the connection can answer and continue."""
     kind = OPERATIONS.get(opcode)
     if kind is None:
         return BadRequest(f"unknown opcode: {opcode}")

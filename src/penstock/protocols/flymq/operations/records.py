@@ -186,7 +186,7 @@ class StoredOnce:
     """Where and when the records of a request are stored: those of one partition at consecutive offsets, in their order."""
 
     partitions: Annotated[Sequence[U16], AtMost(PRODUCED_RECORDS_MAX)]
-    """Of each record, 65535 for those among the failures; empty if all are in the one place."""
+    """For each record, 65535 for those among the failures; empty if all are in the one place."""
     places: Annotated[Sequence[tuple[I32, I64, I64]], AtMost(PRODUCED_RECORDS_MAX)]
     """Partition, offset of the first record in it, timestamp."""
     failures: Annotated[Sequence[RecordFailure], AtMost(PRODUCED_RECORDS_MAX)]

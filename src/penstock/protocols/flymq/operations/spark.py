@@ -74,6 +74,31 @@ class StageAbort(Operation[Bool], opcode=0xD5):
     epoch: U64
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenEpoch:
+    """What the request found, the query that the application belongs to, and what came of it."""
+
+    number: Annotated[U64, Label("run")]
+    epoch: I64
+    query: Str
+    outcome: U8
+
+
+class WriteEpoch(Operation[WrittenEpoch], opcode=0xE2):
+    """BEGIN_RUN, STAGE and STAGE_COMMIT in one, for an epoch whose records fit into one request. The topic is created if it is missing.
+    The reply has the run and the last epoch (-1: none) as the request found them, and an outcome: 0 the epoch was committed before, 1 done
+    now, 2 nothing was done, because a commit of the application is still being published, so ask again."""
+
+    application: Str
+    name: Annotated[Str, Label("run")]
+    query: Str
+    replaces: Bool
+    epoch: U64
+    topic: Str
+    parts: Annotated[Sequence[tuple[I32, Bytes]], AtMost(STAGED_BLOCKS_MAX), Label("blocks")]
+    """Partitions and blocks for them."""
+
+
 # --- pipelines ---
 
 
@@ -116,7 +141,7 @@ class PipelineDescription:
     stopping: Bool
     """It was asked to stop, and has not reported that it did."""
     alive: Bool
-    """It reported lately that it runs."""
+    """It reported recently that it runs."""
     stages: Annotated[list[StageReport], AtMost(STAGES_MAX)]
 
 

@@ -28,7 +28,7 @@ from penstock.protocols.flymq.operations.records import StoredRecord
 from penstock.protocols.flymq.wire import HEADER_BYTES, PARTITION_AUTO, PAYLOAD_BYTES_MAX, RECORD_METADATA, header
 
 _PRODUCE_FIXED_BYTES = 12
-"""Of a TXN_PRODUCE payload, beside names, key and value: two lengths and the partition."""
+"""In a TXN_PRODUCE payload, beside names, key and value: two lengths and the partition."""
 
 
 class TransactionState(NamedTuple):
@@ -178,7 +178,7 @@ def encode_txn_produces(
 
 
 def check_txn_record(transaction: str, topic: str, record_bytes: int) -> None:
-    """Raises RecordTooLarge where a key and value of this size do not fit into one request."""
+    """Raises RecordTooLarge if a key and value of this size do not fit into one request."""
     others = len(text16(transaction)) + len(text16(topic)) + _PRODUCE_FIXED_BYTES
     if others + record_bytes > PAYLOAD_BYTES_MAX:
         raise RecordTooLarge(

@@ -14,10 +14,10 @@ from penstock.protocols.flymq.operations import blocks as op
 from penstock.protocols.flymq.server.dispatch import Caller, Frame, handles
 
 BLOCKS_BYTES_MAX: Final = 4 << 20
-"""Of one reply. A connection holds one reply beyond its send buffer, so this bounds what a reader that does not read can cost."""
+"""Per reply. A connection holds one reply beyond its send buffer, so this bounds what a reader that does not read can cost."""
 WAIT_MS_MAX: Final = 10_000
 MARKS_MAX: Final = 65_536
-"""Of one reply; where more would fit between the offsets, they stand further apart."""
+"""Per reply; where more would fit between the offsets, they stand further apart."""
 TOPICS_PER_TURN: Final = 256
 """Looked up before others have their turn of the loop."""
 _MARKS_PER_PARTITION_MIN: Final = 16
@@ -41,7 +41,7 @@ async def fetch_blocks(caller: Caller, body: op.FetchBlocks) -> Frame:
     data = [part for block in blocks for part in block.pieces]
     missing = 0
     if body.skip or (blocks and blocks[0].size_bytes > bytes_max):
-        # A piece of the first block, and nothing behind it.
+        # A piece of the first block, and nothing after it.
         first = blocks[0].data if blocks else b""
         data = [first[body.skip : body.skip + bytes_max]]
         missing = max(len(first) - body.skip - len(data[0]), 0)

@@ -105,13 +105,15 @@ Written = Callable[[Any], None]
 Reply = TypeVar("Reply")
 Handler = Callable[[Caller, Any], Any]
 Writer = Callable[[Caller, Any, Written], None]
+"""Raises what is wrong with the request, or calls `Written` once, with the reply (for `encode_answer`) or the error."""
 
 _SINGLE_WRITES: frozenset[type] = frozenset({ProduceDelayed, ProduceWithSchema, ProduceWithTtl})
 _BATCH_WRITES: frozenset[type] = frozenset({ProduceOnce, ProduceRecords, TxnProduce})
 HANDLERS: dict[type[Operation[Any]], Handler] = {}
 WRITERS: dict[type[Operation[Any]], Writer] = {}
+"""Of requests that start a write to a topic that exists."""
 ON_EVERY_NODE: set[type[Operation[Any]]] = set()
-_LARGE_READS: set[type[Operation[Any]]] = set()
+LARGE_READS: set[type[Operation[Any]]] = set()
 
 
 def handles(
@@ -125,7 +127,7 @@ def handles(
     def declare(handler: Handler) -> Handler:
         HANDLERS[kind] = handler
         if large_read:
-            _LARGE_READS.add(kind)
+            LARGE_READS.add(kind)
         if on_every_node:
             ON_EVERY_NODE.add(kind)
         return handler
@@ -148,16 +150,14 @@ def writes(kind: type[Operation[Any]], *, on_every_node: bool = False) -> Callab
 def dispatch(caller: Caller, request: Operation[Any]) -> Answer:
     """Return the encoded reply, or a coroutine that returns what is to be encoded. Raises what the handler raises."""
     reply = HANDLERS[type(request)](caller, request)
-    return reply if inspect.iscoroutine(reply) else encode_answer(type(request), reply)
+    if isinstance(reply, bytes):
+        return reply
+    return reply if inspect.iscoroutine(reply) else encode_reply(type(request), reply)
 
 
 def encode_answer(kind: type[Operation[Any]], reply: Any) -> Frame:
     """Encode what a handler returned, unless it has done so."""
     return reply if isinstance(reply, bytes) else encode_reply(kind, reply)
-
-
-def is_large_read(request: object) -> bool:
-    return type(request) in _LARGE_READS
 
 
 def records_in(request: Any) -> int:
@@ -166,16 +166,6 @@ def records_in(request: Any) -> int:
     if kind in _BATCH_WRITES:
         return len(request.values)
     return 1 if kind in _SINGLE_WRITES else 0
-
-
-def is_write(request: object) -> bool:
-    return type(request) in WRITERS
-
-
-def write(caller: Caller, request: Operation[Any], written: Written) -> None:
-    """Start a write to a topic that exists. Raises what is wrong with it, or calls `written` once with the reply (for `encode_answer`) or
-    the error."""
-    WRITERS[type(request)](caller, request, written)
 
 
 def refusal(request: object, error: PenstockError) -> str:

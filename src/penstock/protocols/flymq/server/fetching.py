@@ -1,4 +1,4 @@
-"""Reading records for CONSUME, FETCH and FETCH_RECORDS: from memory where that is enough, from disk where it is not.
+"""Reading records for CONSUME, FETCH and FETCH_RECORDS: from memory where that is enough, from disk if it is not.
 
 A fetch gathers parts of blocks until it has what was asked for or one of its bounds is reached; a reader asks again from the next
 offset. Whatever is in the log's memory is gathered at once. Only when that runs out does the rest become a coroutine.
@@ -45,14 +45,14 @@ class FetchLimits:
     """What one FETCH may cost."""
 
     records_max: int = 10_000
-    """Of one reply. Deployed brokers stop at 1 000; more saves round trips, and a reader cannot tell the difference."""
+    """For one reply. Deployed brokers stop at 1 000; more saves round trips, and a reader cannot tell the difference."""
 
     bytes_max: int = 4 << 20
-    """Of one reply, unless its first record is larger. A connection holds one reply beyond its send buffer, so this bounds what
+    """For one reply, unless its first record is larger. A connection holds one reply beyond its send buffer, so this bounds what
     a reader that does not read can cost."""
 
     scanned_max: int = 10_000
-    """Records that one FETCH looks at and does not return, for its filter or because they have expired. The next one goes on where
+    """Records that one FETCH looks at and does not return, for its filter or because they have expired. The next one continues where
     it stopped."""
 
     scan_s_max: float = 0.25
@@ -115,8 +115,10 @@ class WholeForm:
     __slots__ = ()
 
     def rows(self, block: Block, start: int, stop: int) -> WholeRows:
-        keys, values, headers = block.binary(KEYS), block.binary(0), block.binary(HEADERS)
+        values = block.binary(0)
         assert values is not None, "every block has values"
+        keys = block.binary(KEYS) if block.flags & KEYS else None
+        headers = block.binary(HEADERS) if block.flags & HEADERS else None
         return WholeRows(
             block.offsets(start, stop),
             block.timestamps(start, stop),
@@ -188,7 +190,7 @@ class Gathering(Generic[P]):
         return not self._parts
 
     def add(self, rows: P, following: int) -> None:
-        """Add rows as far as they fit, one at least; `following` is where the next FETCH goes on if all of them do."""
+        """Add rows as far as they fit, one at least; `following` is where the next FETCH continues if all of them do."""
         size = rows.size_bytes
         if size > self._bytes_left:
             taken = rows.fitting(self._bytes_left) or (1 if self.empty else 0)
@@ -267,8 +269,8 @@ class Fetcher:
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """Return the reply to a fetch, or a coroutine that will. `worker` compiles and evaluates a filter.
 
-        Where retention has passed the offset, it goes on with the first record that is left: a deployed reader would otherwise
-        ask for the same offset for ever. Beyond the end there is nothing, and the next offset is the one asked for, or the cut if the
+        Where retention has passed the offset, it continues with the first record that is left: a deployed reader would otherwise
+        ask for the same offset forever. Beyond the end there is nothing, and the next offset is the one asked for, or the cut if the
         log lost records that the reader may have read.
         """
         records_max = min(max_records if max_records > 0 else FETCH_RECORDS_DEFAULT, self._limits.records_max)
@@ -367,7 +369,7 @@ def _scan(
     out_of_time: Callable[[], bool],
     check: Check,
 ) -> int:
-    """Gather the rows that match; returns how many were looked at, one at least. Runs in a thread, alone with its gathering."""
+    """Gather the rows that match; returns how many were examined, one at least. Runs in a thread, alone with its gathering."""
     scanned = 0
     for block in blocks:
         if not gathering.open or scanned == scanned_max or (scanned and out_of_time()):
@@ -423,13 +425,13 @@ def _range_of(rows: Sequence[int]) -> tuple[int, int]:
 
 
 def _uniform_rows(block: Block, start: int, stop: int) -> UniformRows | None:
-    """Rows whose values need not be cut apart, because they have one size; None where there are keys between them."""
+    """Rows whose values need not be cut apart, because they have one size; None if there are keys between them."""
     uniform = None if block.flags & KEYS else uniform_values(block, start, stop)
     return None if uniform is None else UniformRows(block.offsets(start, stop), *uniform)
 
 
 def _read_bytes(partition: Partition, records: int, limits: FetchLimits) -> int:
-    """How much to read for so many records, by what a record takes on average; reading too little only means reading again."""
+    """How much to read for this many records, by what a record takes on average; reading too little only means reading again."""
     held = partition.committed_end - partition.start_offset
     return min(max(READ_BYTES_MIN, records * partition.size_bytes // held), limits.bytes_max)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from penstock.broker.access.checks import Principal
 from penstock.broker.topics.settings import format_topic_config
@@ -22,23 +22,11 @@ from penstock.protocols.flymq.operations.operation import Operation, encode_requ
 from penstock.protocols.flymq.server.dispatch import HANDLERS, ON_EVERY_NODE, WRITERS
 from penstock.protocols.flymq.server.topics import SCHEMA_SETTING
 from penstock.protocols.flymq.wire import ERROR, HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
+from penstock.protocols.leader_link import LOOK_S, DialLeader, Streams
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Again = Callable[[], bytes]
-LOOK_S: Final = 1.0
-"""How often it is looked whether another node leads than the one that is asked."""
 ASKED_MAX: Final = 3
 """How often a request is asked, if each time the node that leads is lost before it answers: the request itself may be why."""
-
-
-class DialLeader(Protocol):
-    """How the node that leads is reached."""
-
-    def leader(self) -> str | None:
-        """Who leads, as far as that is known."""
-
-    async def dial(self, principal: Principal, native: bool | None) -> Streams:
-        """Connect, for a principal and the dialect of its client. Raises NotLeading."""
 
 
 FORWARDED: Final = frozenset(kind.opcode for kind in (*HANDLERS, *WRITERS) if kind not in ON_EVERY_NODE) | {

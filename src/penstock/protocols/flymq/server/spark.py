@@ -9,10 +9,11 @@ import msgspec
 
 from penstock.broker.pipelines import PipelineInfo, Report
 from penstock.broker.pipelines import Stage as PipelineStage
-from penstock.broker.staging.blocks import record_count
-from penstock.broker.staging.entries import Place
-from penstock.broker.staging.entries import Winner as WinningAttempt
-from penstock.errors import PenstockError
+from penstock.broker.transactions.blocks import record_count
+from penstock.broker.transactions.entries import Place
+from penstock.broker.transactions.entries import Winner as WinningAttempt
+from penstock.broker.transactions.staging import Committed
+from penstock.errors import PenstockError, TopicNotFound
 from penstock.protocols.flymq.operations import spark as op
 from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
 
@@ -55,6 +56,32 @@ async def begin_run(caller: Caller, request: op.BeginRun) -> op.Run:
         replaces=request.replaces,
     )
     return op.Run(entry.run, entry.epoch, entry.query)
+
+
+@handles(op.WriteEpoch)
+async def write_epoch(caller: Caller, request: op.WriteEpoch) -> op.WrittenEpoch:
+    try:
+        return await _write_epoch(caller, request)
+    except TopicNotFound:
+        # Not before, because an epoch that was committed once must not bring back a topic that has been deleted since.
+        await caller.broker.ensure_topic(caller.principal, request.topic)
+        return await _write_epoch(caller, request)
+
+
+async def _write_epoch(caller: Caller, request: op.WriteEpoch) -> op.WrittenEpoch:
+    run, committed = await caller.broker.staging.write(
+        caller.principal,
+        request.topic,
+        request.application,
+        request.name,
+        request.epoch,
+        request.parts,
+        query=request.query,
+        replaces=request.replaces,
+    )
+    if committed is Committed.NOW:
+        caller.stats.received_records += sum(record_count(block) for _, block in request.parts)
+    return op.WrittenEpoch(run.run, run.epoch, run.query, committed.value)
 
 
 # --- pipelines ---

@@ -64,7 +64,7 @@ class Link:
         await self._connections.open()
 
     async def close(self) -> None:
-        """Say goodbye on every stream, then hang up. Closing again does nothing."""
+        """Send DISCONNECT on every stream, then close the connection. Closing again does nothing."""
         connection = self._connections.close()
         if connection is not None:
             await asyncio.gather(*(stream.disconnect() for stream in self._open))
@@ -101,7 +101,7 @@ class Link:
         return reader
 
     async def give_up(self, stream: WriterStream | ReaderStream) -> None:
-        """Say goodbye on a stream."""
+        """Send DISCONNECT on a stream."""
         await stream.disconnect()
         if not stream.stop_requested:
             self._open.discard(stream)

@@ -126,7 +126,7 @@ class ClientStream(ABC):
 
     @abstractmethod
     def _take(self, data: bytes) -> None:
-        """Deal with what the server said."""
+        """Handle what the server said."""
 
     def fail(self, error: PenstockError) -> None:
         if self.failure is None:
@@ -137,7 +137,7 @@ class ClientStream(ABC):
 
     @abstractmethod
     def _failed(self, error: PenstockError) -> None:
-        """Tell whoever waits for an answer."""
+        """Fail the requests that wait for a reply."""
 
     def abandon(self) -> None:
         """Nobody wants it any more, and the server may not even have answered: it is cut off, and nothing is waited for."""
@@ -159,7 +159,7 @@ class ClientStream(ABC):
             async with asyncio.timeout(DISCONNECT_S_MAX):
                 await shield(self._over)
         except TimeoutError:
-            self.fail(ConnectionLost("the broker did not say goodbye"))
+            self.fail(ConnectionLost("the broker did not confirm the DISCONNECT"))
         self._end()
 
     def _end(self) -> None:
@@ -254,7 +254,7 @@ class WriterStream(ClientStream):
         if isinstance(answer, StopRequested):
             self.stop_requested = True
         elif isinstance(answer, Goodbye):
-            self.fail(ConnectionLost("the broker said goodbye"))
+            self.fail(ConnectionLost("closed by the broker"))
             self._end()
         elif isinstance(answer, Done) and self._exchanges:
             exchange = self._exchanges[0]
@@ -271,7 +271,7 @@ class WriterStream(ClientStream):
         for exchange in exchanges:
             if not exchange.finished.done():
                 exchange.finished.set_exception(error)
-                exchange.finished.exception()  # whoever waits may have been cancelled
+                exchange.finished.exception()  # the caller may have been cancelled
 
 
 class ReaderStream(ClientStream):
@@ -380,7 +380,7 @@ class ReaderStream(ClientStream):
             self.stop_requested = True
             self._wake()
         elif isinstance(answer, Goodbye):
-            self.fail(ConnectionLost("the broker said goodbye"))
+            self.fail(ConnectionLost("closed by the broker"))
             self._end()
         elif isinstance(answer, Batch | Settled):
             if isinstance(answer, Settled):
@@ -401,7 +401,7 @@ class ReaderStream(ClientStream):
     def _failed(self, error: PenstockError) -> None:
         if not self._connected.done():
             self._connected.set_exception(error)
-            self._connected.exception()  # whoever waits may have been cancelled
+            self._connected.exception()  # the caller may have been cancelled
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(error)

@@ -4,7 +4,7 @@
 same commands however they are cut. Consecutive WRITEs to one topic become one `WriteRun`: behind the first, one without headers costs one
 comparison, one unpacking and two slices.
 
-A command that is half received is kept as it came, and looked at again only when as many bytes have come as it needs at least, so that
+A command that is half received is kept as it came, and examined again only when as many bytes have come as it needs at least, so that
 a peer that drips costs no more than one that pours. Nothing is allocated by the lengths that are announced: a body beyond the bound is
 refused when its length is known, and skipped.
 
@@ -17,7 +17,7 @@ the three u16 behind the topic:
     a != 0, b = 0     headers, if a is even and at most 256 and c, which is then the length of the first key, from 1 to 1024;
                       otherwise no headers field: a body of a * 65536 bytes
 
-What the first WRITE shows holds for its stream, and for streams of its connection that have shown nothing yet. Not told apart are a first
+What the first WRITE shows holds for its stream, and for streams of its connection that have shown nothing yet. Ambiguous are a first
 WRITE with an empty headers field and a body of 64 KiB or more, and an empty body without the field; for the latter, `is_undecided`
 says that only time can tell (`decide_empty`). A listener may be told which form its clients use.
 """
@@ -98,7 +98,7 @@ class _Role(Enum):
 
 
 class _Incomplete(Exception):
-    """The command needs at least so many bytes, counted from where it begins."""
+    """The command needs at least this many bytes, counted from where it begins."""
 
     def __init__(self, needed_bytes: int) -> None:
         self.needed_bytes = needed_bytes
@@ -136,7 +136,7 @@ class Decoder:
         self._body_bytes_max = body_bytes_max
         self._commands_max = commands_max
         self.more = False
-        """Whether commands were left undecoded because of that bound: `feed(b"")` goes on with them."""
+        """Whether commands were left undecoded because of that bound: `feed(b"")` continues with them."""
         self._shared = shared or SharedForm()
         self._form: WriteForm | None = None
         self._role = _Role.FRESH
@@ -145,7 +145,7 @@ class Decoder:
         self._skip_bytes = 0
         self._empty_at = -1
         self._ids_at = 0
-        """How far the ids of an ACK that is kept were looked at, and how many follow."""
+        """How far the ids of an ACK that is kept were examined, and how many follow."""
         self._ids_left = 0
 
     @property
@@ -218,7 +218,7 @@ class Decoder:
         self._kept = bytearray()
 
     def _has_all_ids(self) -> bool:
-        """Look at the ids of a kept ACK from where the last look ended: each is looked at once, in however many pieces they come."""
+        """Look at the ids of a kept ACK from where the last look ended: each is examined once, in however many pieces they come."""
         kept = self._kept
         while self._ids_left:
             self._needed_bytes = self._ids_at + 4 * self._ids_left
@@ -387,7 +387,7 @@ class Decoder:
             column.append(headers)
             last = commands[-1] = last._replace(headers=column)
         run_end = body_end
-        if last.headers is None:
+        if last.headers is None and run_end < end:
             run_end = self._extend(
                 last, data, data[at + 5 : position if form is WriteForm.TABLE else topic_end], body_end
             )

@@ -8,14 +8,14 @@ Headers = tuple[tuple[str, bytes], ...]
 
 
 class ConnectWriter(NamedTuple):
-    """`writer_id` is a number in the contract's form, bytes in the deployed one, None where there is none."""
+    """`writer_id` is a number in the contract's form, bytes in the deployed one, None if there is none."""
 
     writer_id: bytes | int | None
     size_bytes: int
 
 
 class ConnectReader(NamedTuple):
-    """As it came: whether it makes sense is for the session to say. `topic` is None where it announced more than any name has."""
+    """As it came: whether it makes sense is for the session to say. `topic` is None if it announced more than any name has."""
 
     kind: int
     auto_commit: int
@@ -31,13 +31,13 @@ class WriteRun(NamedTuple):
     """As they stand on the wire, which is how they go back."""
     values: list[bytes]
     headers: list[Headers] | None
-    """Of each record; None where none has any."""
+    """For each record; None if none has any."""
     size_bytes: int
     """On the wire."""
 
 
 class RefusedWrite(NamedTuple):
-    """A WRITE that cannot be carried out whatever the state of things is; the conversation goes on."""
+    """A WRITE that cannot be carried out whatever the state of things is; the conversation continues."""
 
     correlation_id: bytes
     reason: str
@@ -68,13 +68,13 @@ class Settle(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """What follows it is not looked at."""
+    """What follows it is not examined."""
 
     size_bytes: int = 1
 
 
 class BadCommand(NamedTuple):
-    """Something that is no command, or none that may stand here. Nothing behind it can be understood."""
+    """Something that is no command, or not allowed here. Nothing after it can be understood."""
 
     reason: str
     fresh: bool

@@ -34,7 +34,7 @@ class Connected(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """A MSG; `id` is None where auto commit is on."""
+    """A MSG; `id` is None if auto commit is on."""
 
     id: bytes | None
     value: bytes
@@ -186,7 +186,7 @@ class ReplyDecoder:
 
 
 def expected_replies(correlation_id: int, count: int) -> bytes:
-    """What answers so many WRITEs from this one on, where all go well."""
+    """The replies to this many WRITEs from this one on, if all succeed."""
     pack, reply = CORRELATED.pack, int(Reply.WRITE)
     parts: list[bytes] = []
     for number in range(correlation_id, correlation_id + count):

@@ -4,8 +4,8 @@ All readers of a group on a topic share one subscription: a record goes to one o
 when its stream ends; what it refuses (NACK) comes again after a moment, and after the last of its deliveries becomes a dead letter, as
 does what it leaves alone for too long.
 
-Of what goes back, the first counts as a delivery: the reader was at work on it, and a record that ends whoever reads it must not come
-for ever. Those behind it were sent ahead, and may come as if for the first time.
+Of what goes back, the first counts as a delivery: the reader was at work on it, and a record that crashes its readers must not be
+redelivered forever. Later ones were sent ahead, and may come as if for the first time.
 
 With auto commit a record is settled when the client's QUIC has acknowledged the bytes it was sent in. That is as much as can be known
 here: a client that crashes with records in its buffers loses them.
@@ -165,7 +165,7 @@ class Reader:
 
     @property
     def idle(self) -> bool:
-        # One that was refused ends by itself, and there is no goodbye where there was no welcome.
+        # One that was refused ends by itself, without DISCONNECT: it was never connected.
         return not self._settling.unanswered and not self._refused
 
     def may_begin(self, command: Command) -> bool:
@@ -233,7 +233,7 @@ class Reader:
                 more = self._answer_fetches(subscription)
             else:
                 more = self._push(subscription)
-        except Exception as error:  # noqa: BLE001  it is told to whoever can still be told
+        except Exception as error:  # noqa: BLE001  reported to the client if that is still possible
             reason = talk.reason(error)
             self._give_up(reason)
             return
@@ -254,7 +254,7 @@ class Reader:
             self._talk.disconnect()
 
     def _take(self, subscription: Subscription, records_max: int, bytes_max: int) -> list[Delivery] | None:
-        """The next records; None where the log has to be read first, which is begun."""
+        """The next records; None if the log has to be read first, which is begun."""
         talk = self._talk
         taken = talk.broker.subscriptions.take_many(
             talk.principal, subscription.topic, subscription, records_max, bytes_max
@@ -269,7 +269,7 @@ class Reader:
         talk = self._talk
         try:
             await talk.broker.subscriptions.load(talk.principal, subscription.topic, subscription)
-        except Exception as error:  # noqa: BLE001  it is told to whoever can still be told
+        except Exception as error:  # noqa: BLE001  reported to the client if that is still possible
             self._loading = False
             if not talk.over:
                 self._give_up(talk.reason(error))
@@ -303,7 +303,7 @@ class Reader:
     # -- pushing ----------------------------------------------------------------------------------------------------------
 
     def _push(self, subscription: Subscription) -> bool:
-        """Push what there is, up to a turn's share; returns whether there may be more."""
+        """Push what is available, up to a turn's share; returns whether there may be more."""
         talk = self._talk
         if talk.quiet or self._stopping or not talk.stream.writable:
             return False

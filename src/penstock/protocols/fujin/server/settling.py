@@ -18,7 +18,7 @@ from penstock.protocols.fujin.wire import ID, UNKNOWN_ID, Request
 
 
 class Settling:
-    """Of one reader. `settled` is called when something has changed that may make room for more records."""
+    """For one reader. `settled` is called when something has changed that may make room for more records."""
 
     __slots__ = ("_outstanding", "_settled", "_talk", "unanswered")
 

@@ -1,7 +1,7 @@
 """One stream of a Fujin client: what its first command makes it, a writer's or a reader's, the order of commands, and its end.
 
 What it has in common with other protocols is in `penstock.protocols.conversation`. Deployed clients lose what follows certain replies in
-the same read; such a reply is sent alone, and for a moment nothing leaves behind it (`send_alone`).
+the same read; such a reply is sent alone, and for a moment nothing is sent after it (`send_alone`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Role(Protocol):
         ...
 
     def may_begin(self, command: Command) -> bool:
-        """Whether it may be dealt with now, or must wait for what was begun before."""
+        """Whether it may be handled now, or must wait for what was begun before."""
         ...
 
     def go_on(self) -> None:
@@ -75,7 +75,6 @@ class Talk(Conversation[Command]):
         "_alone",
         "_forget",
         "_form",
-        "_gathered",
         "_goodbye",
         "_input_ended",
         "_over",
@@ -128,8 +127,6 @@ class Talk(Conversation[Command]):
         self._tasks = Tasks()
         self._undecided: Timer | None = None
         self._alone: Timer | None = None
-        self._gathered: list[bytes] = []
-        """What waits for the moment after a reply that travels alone."""
         self._input_ended = False
         self._goodbye = False
         """DISCONNECT is due once everything is answered."""
@@ -169,14 +166,6 @@ class Talk(Conversation[Command]):
 
     # -- what the network calls -------------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> None:
-        if self._undecided is not None:
-            self._cancel_decision()
-        if self._backlog_bytes:
-            super().receive(data)
-        else:
-            self._decode(data)
-
     def resume(self) -> None:
         if self._role is not None:
             self._role.go_on()
@@ -210,6 +199,7 @@ class Talk(Conversation[Command]):
         return self._role is not None and not self._role.may_begin(command)
 
     def _decode(self, data: bytes) -> None:
+        self._cancel_decision()
         super()._decode(data)
         if self._decoder.is_undecided and not self._backlog_bytes:
             self._undecided = self._after(UNDECIDED_S, self._decide)
@@ -276,21 +266,17 @@ class Talk(Conversation[Command]):
     # -- sending ----------------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        ready = self._ready
-        if ready:
-            data = ready[0] if len(ready) == 1 else b"".join(ready)
-            ready.clear()
-            self._ready_bytes = 0
-            self.send(data)
+        """Send what is ready, unless it waits for the moment after a reply that travels alone."""
+        if self._alone is None and not self._over:
+            self.sent_bytes += self._ready_bytes
+            super().flush()
 
     def send(self, data: bytes) -> None:
-        if self._over or not data:
-            return
-        if self._alone is not None:
-            self._gathered.append(data)
-            return
-        self.sent_bytes += len(data)
-        self.stream.send(data)
+        """Send this behind what is ready."""
+        if data:
+            self._ready.append(data)
+            self._ready_bytes += len(data)
+            self.flush()
 
     def send_alone(self, data: bytes) -> None:
         """Send a reply behind which nothing may arrive in the same read."""
@@ -309,8 +295,7 @@ class Talk(Conversation[Command]):
 
     def _not_alone(self) -> None:
         self._alone = None
-        gathered, self._gathered = self._gathered, []
-        self.send(b"".join(gathered))
+        self.flush()
         self._end_where_due()
         if self._role is not None and not self._over:
             self._role.go_on()

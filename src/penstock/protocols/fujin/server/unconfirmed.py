@@ -23,7 +23,7 @@ class _Sent(NamedTuple):
 
 
 class Unconfirmed:
-    """Of one reader. `settle` is given the tags of what has arrived, `looked` is called after every look that a timer caused."""
+    """For one reader. `settle` is given the tags of what has arrived, `looked` is called after every look that a timer caused."""
 
     __slots__ = ("_looked", "_sent", "_settle", "_talk", "_timer", "records")
 

@@ -238,7 +238,7 @@ class AsyncRustLogClient(TcpClient[Reply]):
             async for batch in batches:
                 yield batch
 
-    async def records(
+    def records(
         self,
         topic: str,
         partition: int | None = None,
@@ -256,11 +256,9 @@ class AsyncRustLogClient(TcpClient[Reply]):
         false). Without `follow` the iteration ends at what was the end of the topic when it began; with it, it waits for more.
         `limit` is the maximum number of records.
         """
-        batches = self.batches(topic, partition, start=start, group=group, follow=follow, commit=commit, limit=limit)
-        async with aclosing(batches):
-            async for batch in batches:
-                for record in batch:
-                    yield record
+        return reading.records_of(
+            self.batches(topic, partition, start=start, group=group, follow=follow, commit=commit, limit=limit)
+        )
 
     async def _cursors(
         self, topic: str, partition: int | None, start: Start | None, group: str | None, *, follow: bool

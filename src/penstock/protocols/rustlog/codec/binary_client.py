@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import U32, U64, ByteReader, text16
 from penstock.protocols.rustlog.codec import messages
-from penstock.protocols.rustlog.codec.binary_dialect import Fields, encode_values, take_values
+from penstock.protocols.rustlog.codec.binary_dialect import decode_values, encode_values
 from penstock.protocols.rustlog.wire import (
     FETCH_REPLY_FIXED_BYTES,
     LENGTH_BYTES,
@@ -76,10 +76,8 @@ def decode_produced(payload: bytes) -> messages.Produced:
 
 def decode_fetched(payload: bytes) -> messages.Fetched:
     """Records have no offsets of their own here: they end right before the next offset, without a gap."""
-    fields = Fields(payload)
-    count = fields.u32("record count")
-    fields.position -= 4
-    values = take_values(fields, PAYLOAD_BYTES_MAX // LENGTH_BYTES)
+    values = decode_values(payload, 1, PAYLOAD_BYTES_MAX // LENGTH_BYTES)
+    count = len(values)
     reader = ByteReader(payload)
     reader.take(1 + 4 + 4 * count + sum(map(len, values)), "records")
     following = reader.u64("next offset")
@@ -89,7 +87,7 @@ def decode_fetched(payload: bytes) -> messages.Fetched:
 
 
 def next_offset(payload: bytes) -> int:
-    """Of a FETCH reply whose records are not looked at."""
+    """For a FETCH reply whose records are not examined."""
     if len(payload) < FETCH_REPLY_FIXED_BYTES:
         raise ProtocolViolation(f"a FETCH reply has at least {FETCH_REPLY_FIXED_BYTES} bytes, not {len(payload)}")
     offset: int = U64.unpack_from(payload, len(payload) - U64.size)[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,37 +34,30 @@ UNIFORM_RECORDS_MIN = 16
 # --- requests, as the server reads them ---
 
 
-class Fields:
-    """A cursor over one request. Raises ProtocolViolation with the words of deployed brokers."""
+_Layout = Sequence[tuple[str, struct.Struct]]
+"""Names of fields and what each begins with: itself, or a U16 where it is a text, which has its length before it."""
 
-    __slots__ = ("data", "position")
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.position = 1  # behind the opcode
-
-    def take(self, size: int, fault: str) -> int:
-        start = self.position
-        if size > len(self.data) - start:
-            raise ProtocolViolation(fault)
-        self.position = start + size
-        return start
-
-    def u32(self, name: str) -> int:
-        value: int = U32.unpack_from(self.data, self.take(4, f"missing {name}"))[0]
-        return value
-
-    def u64(self, name: str) -> int:
-        value: int = U64.unpack_from(self.data, self.take(8, f"missing {name}"))[0]
-        return value
-
-    def text(self, name: str) -> str:
-        (size,) = U16.unpack_from(self.data, self.take(2, f"missing {name} length"))
-        start = self.take(size, f"truncated {name}")
-        try:
-            return self.data[start : self.position].decode()
-        except UnicodeDecodeError as error:
-            raise ProtocolViolation(f"invalid utf8 {name}: {_utf8_fault(error)}") from None
+def _fields(payload: bytes, layout: _Layout) -> tuple[list[Any], int]:
+    """Return the fields of a request, and where they end. Raises ProtocolViolation with the words of deployed brokers."""
+    fields: list[Any] = []
+    position, end = 1, len(payload)  # behind the opcode
+    for name, kind in layout:
+        start = position + kind.size
+        if start > end:
+            raise ProtocolViolation(f"missing {name} length" if kind is U16 else f"missing {name}")
+        (value,) = kind.unpack_from(payload, position)
+        position = start
+        if kind is U16:
+            position += value
+            if position > end:
+                raise ProtocolViolation(f"truncated {name}")
+            try:
+                value = payload[start:position].decode()
+            except UnicodeDecodeError as error:
+                raise ProtocolViolation(f"invalid utf8 {name}: {_utf8_fault(error)}") from None
+        fields.append(value)
+    return fields, position
 
 
 def _utf8_fault(error: UnicodeDecodeError) -> str:
@@ -77,26 +71,29 @@ def decode_request(payload: bytes) -> messages.ProduceRun | messages.Call:
     opcode = payload[0]
     request_bytes = LENGTH_BYTES + len(payload)
     try:
-        fields = Fields(payload)
         if opcode == Opcode.PRODUCE:
-            topic, partition, values = (
-                fields.text("topic"),
-                fields.u32("partition"),
-                take_values(fields, RECORDS_PER_PRODUCE_MAX),
-            )
+            (topic, partition), position = _fields(payload, _PRODUCE)
+            values = decode_values(payload, position, RECORDS_PER_PRODUCE_MAX)
             held_bytes = request_bytes + messages.RECORD_BYTES_IN_MEMORY * len(values)
             return messages.ProduceRun(Dialect.BINARY, topic, partition, values, [len(values)], held_bytes)
-        read = _READERS.get(opcode)
-        body = messages.BadRequest(f"unknown request type: {opcode}") if read is None else read(fields)
+        body: messages.Body
+        if opcode in _READERS:
+            layout, make = _READERS[opcode]
+            body = make(*_fields(payload, layout)[0])
+        else:
+            body = messages.BadRequest(f"unknown request type: {opcode}")
     except ProtocolViolation as fault:
         body = messages.BadRequest(f"decode error: {fault}")
     return messages.Call(Dialect.BINARY, opcode, body, request_bytes)
 
 
-def take_values(fields: Fields, records_max: int) -> list[bytes]:
-    count = fields.u32("record count")
-    data, position = fields.data, fields.position
+def decode_values(data: bytes, position: int, records_max: int) -> list[bytes]:
+    """The records of a request or reply, whose number is at this position."""
     end = len(data)
+    if position + U32.size > end:
+        raise ProtocolViolation("missing record count")
+    (count,) = U32.unpack_from(data, position)
+    position += U32.size
     if count * 4 > end - position:
         raise ProtocolViolation("truncated record length")
     if count > records_max:
@@ -125,7 +122,7 @@ def _uniform_values(data: bytes, position: int, count: int) -> list[bytes] | Non
     if count * (4 + size) > len(data) - position:
         return None
     rows = np.frombuffer(data, np.dtype([("size", "V4"), ("value", f"V{size}")]), count, position)
-    # The last one is looked at first: records of mixed sizes should not pay for an array they cannot use.
+    # The last one is examined first: records of mixed sizes should not pay for an array they cannot use.
     last = position + (count - 1) * (4 + size)
     if data[last : last + 4] != data[position : position + 4] or (rows["size"] != rows["size"][0]).any():
         return None
@@ -133,42 +130,37 @@ def _uniform_values(data: bytes, position: int, count: int) -> list[bytes] | Non
     return values
 
 
-_READERS: Mapping[int, Callable[[Fields], messages.Body]] = {
-    Opcode.FETCH: lambda read: _fetch(
-        read.text("group_id"), read.text("topic"), read.u32("partition"), read.u64("offset"), read.u32("max_bytes")
+_PRODUCE: _Layout = (("topic", U16), ("partition", U32))
+_READERS: Mapping[int, tuple[_Layout, Callable[..., messages.Body]]] = {
+    Opcode.FETCH: (
+        (("group_id", U16), ("topic", U16), ("partition", U32), ("offset", U64), ("max_bytes", U32)),
+        lambda group, topic, partition, offset, max_bytes: messages.Fetch(topic, partition, offset, max_bytes, group),
     ),
-    Opcode.OFFSET_COMMIT: lambda read: _offset_commit(
-        read.text("group"), read.text("topic"), read.u32("partition"), read.u64("offset")
+    Opcode.OFFSET_COMMIT: (
+        (("group", U16), ("topic", U16), ("partition", U32), ("offset", U64)),
+        lambda group, topic, partition, offset: messages.OffsetCommit(topic, partition, group, offset),
     ),
-    Opcode.OFFSET_FETCH: lambda read: _offset_fetch(read.text("group"), read.text("topic"), read.u32("partition")),
-    Opcode.CREATE_TOPIC: lambda read: messages.CreateTopic(read.text("topic"), read.u32("partition count")),
-    Opcode.LIST_TOPICS: lambda _: messages.ListTopics(),
-    Opcode.DESCRIBE_TOPIC: lambda read: messages.DescribeTopic(read.text("topic")),
-    Opcode.DESCRIBE_PARTITION: lambda read: messages.DescribePartition(read.text("topic"), read.u32("partition")),
-    Opcode.METRICS: lambda _: messages.Metrics(),
-    Opcode.PING: lambda _: messages.Ping(),
+    Opcode.OFFSET_FETCH: (
+        (("group", U16), ("topic", U16), ("partition", U32)),
+        lambda group, topic, partition: messages.OffsetFetch(topic, partition, group),
+    ),
+    Opcode.CREATE_TOPIC: ((("topic", U16), ("partition count", U32)), messages.CreateTopic),
+    Opcode.LIST_TOPICS: ((), messages.ListTopics),
+    Opcode.DESCRIBE_TOPIC: ((("topic", U16),), messages.DescribeTopic),
+    Opcode.DESCRIBE_PARTITION: ((("topic", U16), ("partition", U32)), messages.DescribePartition),
+    Opcode.METRICS: ((), messages.Metrics),
+    Opcode.PING: ((), messages.Ping),
 }
-
-
-def _fetch(group: str, topic: str, partition: int, offset: int, max_bytes: int) -> messages.Fetch:
-    return messages.Fetch(topic, partition, offset, max_bytes, group)
-
-
-def _offset_commit(group: str, topic: str, partition: int, offset: int) -> messages.OffsetCommit:
-    return messages.OffsetCommit(topic, partition, group, offset)
-
-
-def _offset_fetch(group: str, topic: str, partition: int) -> messages.OffsetFetch:
-    return messages.OffsetFetch(topic, partition, group)
 
 
 # --- replies, as the server writes them ---
 
 _PONG = frame(bytes((Opcode.PING,)))
+_PRODUCED_FRAME = struct.Struct(">I" + PRODUCED.format[1:])
 
 
 def encode_produced(base_offset: int, count: int) -> bytes:
-    return frame(PRODUCED.pack(Opcode.PRODUCE, base_offset, count))
+    return _PRODUCED_FRAME.pack(PRODUCED.size, Opcode.PRODUCE, base_offset, count)
 
 
 def encode_fetched(records: Sequence[bytes], count: int, next_offset: int) -> bytes:

@@ -8,12 +8,12 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Final
+from abc import abstractmethod
+from typing import TypeVar
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import U32
-from penstock.protocols.receive_buffer import UNBOUNDED, ReceiveBuffer
+from penstock.protocols.receive_buffer import UNBOUNDED, BufferingDecoder
 from penstock.protocols.rustlog.codec import binary_dialect, json_dialect
 from penstock.protocols.rustlog.codec.messages import BrokenFrame, ProduceRun, Reply, Request, Undecoded
 from penstock.protocols.rustlog.wire import (
@@ -28,65 +28,62 @@ from penstock.protocols.rustlog.wire import (
 
 RUN_RECORDS_MAX = 100_000
 """A run that has this many records is not joined with the next frame: one append should not keep others waiting."""
+Message = TypeVar("Message")
 _NAMES_START = {f'{{"{name}"'.encode(): opcode for opcode, name in JSON_NAMES.items()}
 
 
-class _Frames:
-    """Cuts a stream into payloads. `broken` is the length that no frame may have, once one was found; then nothing more is cut."""
+class _FrameDecoder(BufferingDecoder[Message]):
+    """Cuts a stream into payloads; subclasses say what a payload means."""
 
-    __slots__ = ("_buffer", "broken", "more", "payload_bytes_max")
+    __slots__ = ("_ended", "_frames_max", "payload_bytes_max")
 
-    def __init__(self, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
+    def __init__(self, payload_bytes_max: int, messages_max: int, frames_max: int) -> None:
+        super().__init__(messages_max)
         self.payload_bytes_max = payload_bytes_max
+        self._frames_max = frames_max
+        self._ended = False
+        """Whether there was a length that no frame may have: nothing behind it is read."""
+
+    def _decode(self, data: bytes, messages: list[Message]) -> int:
+        position, end = 0, len(data)
+        frames_left = self._frames_max
         self.more = False
-        self._buffer = ReceiveBuffer()
-        self.broken: int | None = None
-
-    @property
-    def kept_bytes(self) -> int:
-        return self._buffer.kept_bytes
-
-    def forget(self) -> None:
-        self._buffer.forget()
-
-    def cut(self, data: bytes, frames_max: int = UNBOUNDED) -> Generator[bytes]:
-        """Yield payloads. What is left when the caller stops, or after `frames_max`, is kept, and `more` says that there is some."""
-        if self.broken is not None:
-            return
-        whole = self._buffer.join(data)
-        if whole is None:
-            return
-        position, end = 0, len(whole)
-        self.more = True
-        try:
-            for _ in range(frames_max):
-                if end - position < LENGTH_BYTES:
-                    self.more, self._buffer.needed_bytes = False, LENGTH_BYTES
-                    return
-                (length,) = U32.unpack_from(whole, position)
-                if not 1 <= length <= self.payload_bytes_max:
-                    self.more, self.broken, position = False, length, end
-                    return
-                frame_end = position + LENGTH_BYTES + length
-                if frame_end > end:
-                    self.more, self._buffer.needed_bytes = False, frame_end - position
-                    return
-                start, position = position + LENGTH_BYTES, frame_end
-                yield whole[start:frame_end]
-        finally:
-            if self.more:
+        while end - position >= LENGTH_BYTES and not self._ended:
+            if not frames_left or len(messages) == self._messages_max:
+                self.more = True
                 self._buffer.needed_bytes = 0
-                self.more = position < end
-            self._buffer.keep(whole, position)
+                return position
+            frames_left -= 1
+            (length,) = U32.unpack_from(data, position)
+            if not 1 <= length <= self.payload_bytes_max:
+                self._ended = True
+                self._refuse(length, messages)
+                break
+            frame_end = position + LENGTH_BYTES + length
+            if frame_end > end:
+                self._buffer.needed_bytes = frame_end - position
+                return position
+            self._take(data[position + LENGTH_BYTES : frame_end], messages)
+            position = frame_end
+        self._buffer.needed_bytes = LENGTH_BYTES
+        return end if self._ended else position
+
+    @abstractmethod
+    def _take(self, payload: bytes, messages: list[Message]) -> None:
+        """Add what a payload says."""
+
+    @abstractmethod
+    def _refuse(self, length: int, messages: list[Message]) -> None:
+        """Add what answers a frame of impossible length, or raise ProtocolViolation."""
 
 
-class RequestDecoder:
-    """The server's side. `payload_bytes_max` is below the protocol's own maximum where the peer should have authenticated and has not."""
+class RequestDecoder(_FrameDecoder[Request]):
+    """The server's side. `payload_bytes_max` is below the protocol's own maximum where the peer should have authenticated and has not.
 
-    __slots__ = ("_ended", "_frames", "_frames_max", "_last_dialect", "_requests_max")
+    Long JSON is returned as it came. A BrokenFrame is the last message there is.
+    """
 
-    violation: Final = None
-    """A broken frame is a message here, because it is answered."""
+    __slots__ = ("_last_dialect",)
 
     def __init__(
         self,
@@ -96,54 +93,23 @@ class RequestDecoder:
         frames_max: int = UNBOUNDED,
     ) -> None:
         """Decode at most `requests_max` requests or runs of them in one `feed`, from at most `frames_max` frames."""
-        self._frames = _Frames(payload_bytes_max)
-        self._requests_max = requests_max
-        self._frames_max = frames_max
+        super().__init__(payload_bytes_max, requests_max, frames_max)
         self._last_dialect: Dialect | None = None
-        self._ended = False
 
-    @property
-    def partial(self) -> bool:
-        """Whether a frame has begun that is not complete."""
-        return self._frames.kept_bytes > 0
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes received and not decoded."""
-        return self._frames.kept_bytes
-
-    @property
-    def more(self) -> bool:
-        """Whether frames were left undecoded because of a bound: `feed(b"")` goes on with them."""
-        return self._frames.more
-
-    def feed(self, data: bytes) -> list[Request]:
-        """Return requests that are complete; long JSON as it came. A BrokenFrame is the last message there is."""
-        requests: list[Request] = []
-        payloads = self._frames.cut(data, self._frames_max)
-        for payload in payloads:
-            request = self._decode(payload)
-            if not (isinstance(request, ProduceRun) and requests and _join(requests[-1], request)):
-                requests.append(request)
-                if len(requests) == self._requests_max:
-                    payloads.close()
-                    break
-        if self._frames.broken is not None and not self._ended:
-            self._ended = True
-            requests.append(_broken_frame(self._frames.broken, self._frames.payload_bytes_max, self._last_dialect))
-        return requests
-
-    def forget(self) -> None:
-        """Free what is kept: nothing is decoded any more."""
-        self._frames.forget()
-
-    def _decode(self, payload: bytes) -> Request:
+    def _take(self, payload: bytes, messages: list[Request]) -> None:
         dialect = self._last_dialect = dialect_of(payload)
+        request: Request
         if dialect is Dialect.BINARY:
-            return binary_dialect.decode_request(payload)
-        if len(payload) > DECODED_ON_LOOP_BYTES_MAX:
-            return Undecoded(payload)
-        return json_dialect.decode_request(payload)
+            request = binary_dialect.decode_request(payload)
+        elif len(payload) > DECODED_ON_LOOP_BYTES_MAX:
+            request = Undecoded(payload)
+        else:
+            request = json_dialect.decode_request(payload)
+        if not (messages and isinstance(request, ProduceRun) and _join(messages[-1], request)):
+            messages.append(request)
+
+    def _refuse(self, length: int, messages: list[Request]) -> None:
+        messages.append(_broken_frame(length, self.payload_bytes_max, self._last_dialect))
 
 
 def _join(last: Request, run: ProduceRun) -> bool:
@@ -181,28 +147,19 @@ def _broken_frame(length: int, payload_bytes_max: int, last_dialect: Dialect | N
     return BrokenFrame(Dialect.BINARY, "Frame error: invalid protocol: zero-length frame")
 
 
-class ReplyDecoder:
-    """The client's side: replies in the order of the requests, their contents left to whoever asked."""
+class ReplyDecoder(_FrameDecoder[Reply]):
+    """The client's side: replies in the order of the requests, their contents left to the callers."""
 
-    __slots__ = ("_frames", "violation")
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._frames = _Frames()
-        self.violation: ProtocolViolation | None = None
+        super().__init__(PAYLOAD_BYTES_MAX, UNBOUNDED, UNBOUNDED)
 
-    def feed(self, data: bytes) -> list[Reply]:
-        if self.violation is not None:
-            raise self.violation
-        replies: list[Reply] = []
-        try:
-            replies.extend(map(_reply, self._frames.cut(data)))
-        except ProtocolViolation as violation:
-            self.violation = violation
-        if self._frames.broken is not None:
-            self.violation = ProtocolViolation(
-                f"a frame of {self._frames.broken} bytes, 1 to {PAYLOAD_BYTES_MAX} are allowed"
-            )
-        return replies
+    def _take(self, payload: bytes, messages: list[Reply]) -> None:
+        messages.append(_reply(payload))
+
+    def _refuse(self, length: int, messages: list[Reply]) -> None:
+        raise ProtocolViolation(f"a frame of {length} bytes, 1 to {PAYLOAD_BYTES_MAX} are allowed")
 
 
 def _reply(payload: bytes) -> Reply:

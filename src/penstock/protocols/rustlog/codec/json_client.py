@@ -158,7 +158,7 @@ def decode_fetched(payload: bytes) -> messages.Fetched:
 
 
 def next_offset(payload: bytes) -> int:
-    """Of a Fetch reply whose records are not looked at: it is the last field."""
+    """For a Fetch reply whose records are not examined: it is the last field."""
     found = _NEXT_OFFSET.search(payload, max(0, len(payload) - _NEXT_OFFSET_BYTES_MAX))
     if found is None:
         raise ProtocolViolation("not a Fetch reply: it does not end with its next offset")

@@ -13,7 +13,7 @@ A payload is an object with one key that names the request; its value has these 
 
 The key is found by a pattern, so that the value is parsed once, by msgspec into a typed struct: numbers in their range, no floats, no
 booleans for numbers. msgspec lets the last of several fields of one name win, where the contract's parser refuses: field names that
-occur more than once, or text with escapes that could hide one, are looked at again with every key noted. Unknown fields are ignored.
+occur more than once, or text with escapes that could hide one, are examined again with every key noted. Unknown fields are ignored.
 
 The records of a long Produce are decoded in steps: msgspec does not let other threads run before it is done.
 """
@@ -242,7 +242,7 @@ def _long_record(text: bytes, position: int, end: int, check: Callable[[], None]
 
 
 def _check_cost(payload: bytes) -> None:
-    """Refuse what would be looked at in vain, or take long to, by counting bytes: before anything is made of it."""
+    """Refuse what would be examined in vain, or take long to, by counting bytes: before anything is made of it."""
     if payload.count(b":") > FIELDS_MAX:
         raise ProtocolViolation(f"more than {FIELDS_MAX} fields in one frame")
     # One bracket opens the list of records, and one each of them.
@@ -256,7 +256,7 @@ def _check_cost(payload: bytes) -> None:
 
 
 def _take_apart(payload: bytes) -> tuple[bytes, bytes]:
-    """The request's name and its value, which is not looked at yet."""
+    """The request's name and its value, which is not examined yet."""
     text = payload.strip(_WHITE_SPACE)
     if text in _BARE_NAMES:
         return text[1:-1], b"null"

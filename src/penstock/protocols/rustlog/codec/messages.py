@@ -113,7 +113,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BrokenFrame:
-    """A length that no frame may have. It is answered, and nothing behind it is read."""
+    """A length that no frame may have. It is answered, and nothing after it is read."""
 
     dialect: Dialect
     message: str
@@ -171,7 +171,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply as it came, to be decoded by whoever asked."""
+    """A reply as it came, to be decoded by the caller."""
 
     dialect: Dialect
     opcode: Opcode

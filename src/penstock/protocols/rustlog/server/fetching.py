@@ -1,4 +1,4 @@
-"""Reading records for FETCH: from memory where that is enough, from disk where it is not.
+"""Reading records for FETCH: from memory where that is enough, from disk if it is not.
 
 Parts of blocks are gathered, and encoded as they are, until the bytes asked for are there or the frame is full. The first record is
 always given. Replies never outgrow a frame: a record that fits into none is an error, so that its reader hears of it.
@@ -39,7 +39,7 @@ ROWS_FIRST = 64
 ROWS_GROWTH = 16
 """A block is taken in steps, each larger than the last: who asks for little should not pay for cutting all of it."""
 HIDDEN_MAX = 10_000
-"""Expired records that one FETCH passes over. The next one goes on where it stopped."""
+"""Expired records that one FETCH passes over. The next one continues where it stopped."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Gathering(ABC):
 
     def __init__(self, offset: int, bytes_max: int, frame_bytes: int, now_ms: int) -> None:
         self.position = offset
-        """Where reading goes on."""
+        """Where reading continues."""
         self.now_ms = now_ms
         self.count = 0
         self.trace: FetchTrace | None = None

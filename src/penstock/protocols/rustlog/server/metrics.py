@@ -90,7 +90,7 @@ def _metric(name: str, kind: str, explanation: str, number: int) -> Iterator[str
 
 
 def _quantile_ns(seconds: Histogram, quantile: float) -> int:
-    """The bound below which this part of the observations lies, 0 where there are none."""
+    """The bound below which this part of the observations lies, 0 if there are none."""
     rank = quantile * seconds.count
     seen = 0
     for bound, count in zip((*seconds.bounds, seconds.bounds[-1]), seconds.counts, strict=True):

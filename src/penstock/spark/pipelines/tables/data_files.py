@@ -28,7 +28,7 @@ ROW_GROUP_BYTES: Final = 128 << 20
 
 
 PARTITIONS_MAX: Final = 1000
-"""Of a table, that one task or one small batch has rows for."""
+"""Of a table: those that one task or one small batch has rows for."""
 
 
 class DataFile(NamedTuple):
@@ -84,7 +84,7 @@ def _written(
 
 
 def partitioned(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """The rows of each combination of values. Raises ConfigError where a table cannot be partitioned so."""
+    """The rows of each combination of values. Raises ConfigError if a table cannot be partitioned so."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -122,7 +122,7 @@ def partition_text(value: Any) -> str | None:
 
 
 def _directory_name(text: str | None) -> str:
-    """A name for the files of a value. Readers go by the log, so what is no plain name need only be told apart."""
+    """A name for the files of a value. Readers go by the log, so what is no plain name need only be distinguished."""
     if text is None:
         return "__HIVE_DEFAULT_PARTITION__"
     return text if _PLAIN.fullmatch(text) else blake2b(text.encode(), digest_size=16).hexdigest()

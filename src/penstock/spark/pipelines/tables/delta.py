@@ -346,7 +346,7 @@ class DeltaLakeTable(Table):
         sync_directory(log)
 
     def _sync_found(self, delta: Any) -> None:
-        """Make a batch durable that is committed already: whoever did that may have been killed before it was."""
+        """Sync a batch that was committed before: its writer may have been killed between commit and sync."""
         if is_url(self.path):
             return
         self._sync_files(self._paths(delta))

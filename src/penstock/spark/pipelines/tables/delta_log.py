@@ -1,7 +1,7 @@
 """The commits of a Delta table one by one, straight from its log: the library tells what a table is, not how it became that.
 
 A commit is a file of one JSON object a line. Files are added with `dataChange` when rows come in, and without when a compaction has only
-moved them. A commit that replaces every row with the same records, decoded anew, says so (`REBUILD`).
+moved them. A commit that replaces every row with the same records, decoded again, says so (`REBUILD`).
 """
 
 from __future__ import annotations

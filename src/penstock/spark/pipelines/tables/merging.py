@@ -17,7 +17,7 @@ PIECE_BYTES_MAX: Final = 64 << 20
 """Of rows that are in memory at once, by the size in the file's footer; it becomes one row group."""
 PIECE_ROWS_MAX: Final = 1 << 20
 READ_AHEAD_BYTES: Final = 1 << 20
-"""Of each column: without it a whole column chunk is read at once."""
+"""For each column: without it a whole column chunk is read at once."""
 _SMALL: Final = 0.75
 """A file of this fraction of the target size is large enough to be left alone."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 COMMIT_ATTEMPTS_MAX: Final = 10
-"""Of one batch or compaction, when other writers of the table keep winning the race."""
+"""Per batch or compaction, when other writers of the table keep winning the race."""
 READ_AGAIN: Final = "remove the checkpoint too to read everything again"
 VACUUM_KEEP_S_MIN: Final = 24 * 3600
 """Files that no commit names may be those of a batch under way: they must be this old before they are deleted."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.staging.entries import Place
-from penstock.broker.staging.operations import Committed
+from penstock.broker.transactions.entries import Place
+from penstock.broker.transactions.staging import Committed
 from penstock.errors import (
     InvalidRequest,
     PartitionNotFound,
@@ -19,8 +19,8 @@ from penstock.errors import (
 from penstock.log.block import Block, encode_block
 from penstock.record_headers import encode_headers
 from penstock.testing.clock import ManualClock
-from tests.broker.staging.house import StagingHouse
 from tests.broker.transaction_house import ALICE
+from tests.broker.transactions.staging_house import StagingHouse
 
 
 async def test_records_are_checked_when_they_are_staged(house: StagingHouse) -> None:

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from penstock.broker.staging.operations import Committed
+from penstock.broker.transactions.staging import Committed
 from penstock.errors import InvalidRequest, NoSpace, ProducerFenced
-from tests.broker.staging.house import StagingHouse
 from tests.broker.transaction_house import ALICE
+from tests.broker.transactions.staging_house import StagingHouse
 
 DAY_S = 24 * 3600
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.testing.clock import ManualClock
-from tests.broker.staging.house import StagingHouse
+from tests.broker.transactions.staging_house import StagingHouse
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.staging.entries import Winner
-from penstock.broker.staging.operations import Committed
-from penstock.broker.staging.tickets import IDLE_S_MAX
+from penstock.broker.transactions.entries import Winner
+from penstock.broker.transactions.staging import Committed
+from penstock.broker.transactions.tickets import IDLE_S_MAX
 from penstock.errors import (
     InvalidRequest,
     LimitExceeded,
@@ -18,8 +18,8 @@ from penstock.errors import (
     TransactionNotActive,
 )
 from penstock.testing.clock import ManualClock
-from tests.broker.staging.house import StagingHouse
 from tests.broker.transaction_house import ALICE
+from tests.broker.transactions.staging_house import StagingHouse
 
 DAY_S = 24 * 3600
 
@@ -179,6 +179,23 @@ async def test_an_application_of_one_epoch_leaves_nothing_behind(house: StagingH
         while house.staging_topics():
             await asyncio.sleep(0)
         assert await house.publish(0, ("a", 1), application="job") is Committed.BEFORE
+
+
+async def test_an_application_that_was_forgotten_does_not_delete_the_topic_of_its_successor(
+    house: StagingHouse,
+) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        await house.stage("orders", [(0, [b"dropped"])])
+        forgotten = house.staging._tickets.by_application["query"]
+        await house.staging.abort(ALICE, "query", 1, 0)
+        await forgotten.leave()
+        assert not house.staging_topics()
+        await house.stage("orders", [(0, [b"staged"])])
+        await forgotten.leave()
+        assert await house.publish(0, ("a", 1)) is Committed.NOW
+        assert await house.values("orders") == [b"staged"]
 
 
 async def test_what_is_staged_is_bounded(tmp_path: Path, clock: ManualClock) -> None:

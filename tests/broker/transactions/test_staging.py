@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Operation, Principal, Resource
 from penstock.broker.schemas.marks import stamp_of
 from penstock.broker.schemas.reference import Reference
-from penstock.broker.staging.operations import Committed
+from penstock.broker.transactions.staging import Committed
 from penstock.errors import (
     AccessDenied,
     InvalidRequest,
@@ -17,10 +20,11 @@ from penstock.errors import (
     TransactionNotFound,
     ValidationFailed,
 )
+from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.cancelling import at_every_step, cancelled_at
-from tests.broker.staging.house import StagingHouse
 from tests.broker.transaction_house import ALICE, BOB
+from tests.broker.transactions.staging_house import StagingHouse
 
 
 async def test_records_appear_with_the_commit_and_not_before(house: StagingHouse) -> None:
@@ -153,6 +157,28 @@ async def test_an_abort_drops_what_was_staged_and_never_undoes_a_commit(house: S
         assert await house.values("orders") == [b"b", b"next"]
 
 
+async def test_an_abort_that_follows_a_commit_at_once_does_not_overtake_it(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        await house.stage("orders", [(0, [b"a"])])
+        committed, aborted = await asyncio.gather(house.publish(0, ("a", 1)), house.staging.abort(ALICE, "query", 1, 0))
+        assert (committed, aborted) == (Committed.NOW, False)
+        assert await house.values("orders") == [b"a"]
+
+
+async def test_an_attempt_whose_first_request_is_on_its_way_cannot_win_with_none(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        on_its_way = house.start_stage("orders", [(0, [b"a"])])
+        with pytest.raises(TransactionNotFound, match="of 0 requests of attempt a at epoch 0 of query, 0 are staged"):
+            await house.publish(0, ("a", 0))
+        await on_its_way
+        assert await house.publish(0, ("a", 1)) is Committed.NOW
+        assert await house.values("orders") == [b"a"]
+
+
 async def test_an_abort_of_an_older_run_leaves_the_newer_one_alone(house: StagingHouse) -> None:
     async with house:
         await house.topic("orders")
@@ -182,6 +208,32 @@ async def test_records_of_a_bound_topic_must_follow_its_schema(house: StagingHou
         assert (first.headers(), second.headers()) == ([stamp, None], [stamp, stamp])
         [block] = await house.engine.partition("free", 0).read(0)
         assert block.headers() is None
+
+
+async def test_records_whose_check_outlasts_their_run_or_epoch_are_not_staged(
+    house: StagingHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house:
+        await house.topic("free")
+        await house.broker.schemas.register(ANONYMOUS, "numbers", "json", '{"type": "integer"}')
+        await house.broker.create_topic(ANONYMOUS, "orders", TopicConfig(), schema="numbers")
+        checked: list[Callable[[], None]] = []
+        monkeypatch.setattr(
+            house.staging._validation,
+            "admit",
+            lambda topic, schema, batch, accept, refuse: checked.append(partial(accept, batch)),
+        )
+        await house.run()
+        _ = house.start_stage("orders", [(0, [b"1"])])
+        await house.run("run-2")
+        with pytest.raises(ProducerFenced):
+            checked.pop()()
+        late = house.start_stage("orders", [(0, [b"2"])], run=2)
+        await house.stage("free", [(0, [b"3"])], run=2, attempt="b")
+        assert await house.publish(0, ("b", 1), run=2) is Committed.NOW
+        checked.pop()()
+        await late
+        assert house.staging.stats.tickets == 0
 
 
 async def test_an_application_belongs_to_who_began_it(house: StagingHouse) -> None:

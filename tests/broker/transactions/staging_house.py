@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.broker.access.checks import Principal
-from penstock.broker.staging.entries import Place, Winner
-from penstock.broker.staging.operations import Committed, Staging
+from penstock.broker.transactions.entries import Place, Winner
+from penstock.broker.transactions.staging import Committed, Staging
 from penstock.errors import PenstockError
 from penstock.log.block import encode_block
 from tests.broker.transaction_house import ALICE, House
@@ -72,6 +72,21 @@ class StagingHouse(House):
         who: Principal = ALICE,
     ) -> Committed:
         return await self.staging.commit(who, application, run, epoch, [Winner(*winner) for winner in winners])
+
+    async def write(
+        self,
+        epoch: int,
+        parts: Sequence[Part],
+        *,
+        name: str = "run-1",
+        topic: str = "orders",
+        application: str = "query",
+        who: Principal = ALICE,
+    ) -> Committed:
+        """Begin a run, stage and commit at once."""
+        blocks = [(partition, encode_block(0, 0, values)) for partition, values in parts]
+        _, committed = await self.staging.write(who, topic, application, name, epoch, blocks)
+        return committed
 
     def staging_topics(self) -> list[str]:
         return [name for name in self.engine.topics() if name.startswith("__staging-")]

@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
-from penstock.broker.staging.operations import Committed
+from penstock.broker.transactions.staging import Committed
 from penstock.errors import (
     NoSpace,
     OutcomeUnknown,
     TopicNotFound,
     TransactionNotFound,
 )
-from tests.broker.staging.house import StagingHouse
 from tests.broker.transaction_house import ALICE
+from tests.broker.transactions.staging_house import StagingHouse
 
 
 async def long_commit(house: StagingHouse, requests: int = 12) -> list[bytes]:
@@ -51,7 +51,7 @@ async def test_a_commit_of_many_chunks_publishes_everything_in_order(house: Stag
         assert await house.publish(0, ("a", 12)) is Committed.BEFORE
 
 
-async def test_a_commit_that_was_stopped_goes_on_at_the_next_start(house: StagingHouse) -> None:
+async def test_a_commit_that_was_stopped_continues_at_the_next_start(house: StagingHouse) -> None:
     house.chunk_bytes = 1500
     async with house:
         values = await long_commit(house)
@@ -92,7 +92,7 @@ async def test_a_commit_that_finds_the_disk_full_is_not_done_and_can_be_tried_ag
 
 
 @pytest.mark.embedded
-async def test_a_long_commit_that_finds_the_disk_full_goes_on_when_there_is_space(house: StagingHouse) -> None:
+async def test_a_long_commit_that_finds_the_disk_full_continues_when_there_is_space(house: StagingHouse) -> None:
     house.chunk_bytes = 1500
     async with house:
         values = await long_commit(house)
@@ -119,12 +119,15 @@ async def test_after_a_failed_flush_only_a_restart_tells_and_the_commit_is_done_
             await house.publish(0, ("a", 2))
         with pytest.raises(OutcomeUnknown, match="restart the broker, then commit again"):
             await house.publish(0, ("a", 2))
+        with pytest.raises(OutcomeUnknown, match="epoch 0 of query is published is unknown"):
+            await house.staging.abort(ALICE, "query", 1, 0)
+        assert await house.staging.abort(ALICE, "query", 1, 1)
         await house.restart()
         assert await house.publish(0, ("a", 2)) in (Committed.BEFORE, Committed.NOW)
         assert await published(house) == values
 
 
-async def test_a_newer_run_may_begin_while_a_long_commit_goes_on(house: StagingHouse) -> None:
+async def test_a_newer_run_may_begin_while_a_long_commit_continues(house: StagingHouse) -> None:
     house.chunk_bytes = 1500
     async with house:
         values = await long_commit(house)

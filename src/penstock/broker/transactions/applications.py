@@ -7,24 +7,23 @@ Such a writer cannot know whether the last commit of its run before was done. So
   number, and the first of them begins it.
 
 The last run and epoch of each application are an entry of the table `__applications`, changed in the same append as the records they
-account for. Whoever looks at an entry in order to change it holds the application until the change has come back; so of two commits of
-one epoch at the same time, one is done and the other finds it done.
+account for. An entry is locked by its application's name from reading it until the change is committed; so of two concurrent commits of
+one epoch, one is done and the other finds it done.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final, NamedTuple
 
 import msgspec
 
 from penstock.background import Background
 from penstock.broker.access.checks import Principal
+from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import INT64_MAX
 from penstock.broker.table import PreparedChange, Table
 from penstock.clock import Clock
 from penstock.errors import AccessDenied, InvalidRequest, ProducerFenced
-from penstock.futures import shield
 from penstock.log.api import Engine
 from penstock.names import NAME_BYTES_MAX, validate_name
 
@@ -66,7 +65,8 @@ class Application(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Applications:
     def __init__(self, engine: Engine, clock: Clock, background: Background) -> None:
         self._clock = clock
-        self._held: dict[str, asyncio.Future[None]] = {}
+        self.held: KeyedLocks[str] = KeyedLocks()
+        """By name: held from reading an entry until its change is committed."""
         self._table = Table(
             engine,
             APPLICATIONS_TOPIC,
@@ -94,67 +94,47 @@ class Applications:
         query: str = "",
         replaces: bool = False,
     ) -> Application:
-        """Begin a new run, or find the one of this name begun; commits of earlier ones are refused from now on.
+        """Begin a new run, or find the one of this name begun; commits of earlier ones are refused from now on. Not to be cancelled.
 
-        Raises ProducerFenced where the run of this name is not the newest any more.
+        Raises ProducerFenced if the run of this name is not the newest any more.
         """
         _check(Once(application, 0, 0))
         if name:
             validate_name(name, "run name", RUN_NAME_BYTES_MAX)
         if query:
             validate_name(query, "query", RUN_NAME_BYTES_MAX)
-        await self.hold(application)
-        try:
+        async with self.held.of(application):
             entry = self.standing(principal, application)
-            changing: asyncio.Future[None] | None = None
-            if not name or name not in entry.names:
-                run, names = entry.run + 1, (*entry.names, name)[-RUN_NAMES_MAX:]
-                known = query if replaces or entry.epoch < 0 or not entry.query else entry.query
-                entry = Application(principal.name, run, entry.epoch, self._clock.now_ms(), names, lasting, known)
-                changing = self._table.put(application, entry)
-        except BaseException:
-            self.release(application)
-            raise
-        if changing is None:
-            self.release(application)
-            if name != entry.names[-1]:
-                raise _fenced(f"run {name}", application, entry)
+            if name and name in entry.names:
+                if name != entry.names[-1]:
+                    raise _fenced(f"run {name}", application, entry)
+                return entry
+            run, names = entry.run + 1, (*entry.names, name)[-RUN_NAMES_MAX:]
+            known = query if replaces or entry.epoch < 0 or not entry.query else entry.query
+            entry = Application(principal.name, run, entry.epoch, self._clock.now_ms(), names, lasting, known)
+            await self._table.put(application, entry)
             return entry
-        # Whoever waits here may give up; the change may not, and until it has come back nobody else may look.
-        changing.add_done_callback(lambda _: self.release(application))
-        await shield(changing)
-        return entry
 
-    def prepare(self, principal: Principal, once: Once) -> PreparedChange[str, Application] | None:
-        """The entry of the commit that is named, as one part of its append; None where it was done before. To be asked by the holder.
+    def prepare(self, principal: Principal, once: Once) -> PreparedChange[str, Application]:
+        """The entry of the commit that is named, as one part of its append. To be asked by the holder.
 
-        Raises ProducerFenced where a newer run has begun.
+        Raises ProducerFenced if a newer run has begun.
         """
         entry = self.check_run(principal, once)
-        if once.epoch <= entry.epoch:
-            return None
+        assert once.epoch > entry.epoch, "somebody committed an epoch of an application that was held"
         committed = msgspec.structs.replace(entry, run=once.run, epoch=once.epoch, changed_ms=self._clock.now_ms())
         return self._table.prepare([(once.application, committed)])
 
     def check_run(self, principal: Principal, once: Once) -> Application:
-        """The application as it stands. Raises ProducerFenced where a newer run has begun."""
+        """The application as it stands. Raises ProducerFenced if a newer run has begun."""
         _check(once)
         entry = self.standing(principal, once.application)
         if once.run < entry.run:
             raise _fenced(f"run {once.run}", once.application, entry)
         return entry
 
-    async def hold(self, application: str) -> None:
-        """Wait until nobody else is about to change the application's entry; from then on it is the caller's until `release`."""
-        while (held := self._held.get(application)) is not None:
-            await asyncio.wait([held])
-        self._held[application] = asyncio.get_running_loop().create_future()
-
-    def release(self, application: str) -> None:
-        self._held.pop(application).set_result(None)
-
     def standing(self, principal: Principal, application: str) -> Application:
-        """Its newest run and last epoch. Raises AccessDenied where it is somebody else's."""
+        """Its newest run and last epoch. Raises AccessDenied if it is somebody else's."""
         entry = self._table.get(application)
         if entry is None:
             return Application(principal.name, 0, -1, 0)

@@ -33,7 +33,7 @@ from penstock.record_headers import HEADERS_PER_RECORD_MAX
 BLOCK_BYTES_MAX: Final = 4 << 20
 _PAIR_BYTES: Final = 6
 _COUNT_FIELD: Final = 7
-"""Of a block's header: the number of records."""
+"""In a block's header: the number of records."""
 
 
 class StagedPart(NamedTuple):

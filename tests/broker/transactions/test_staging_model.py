@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.broker.staging.operations import Committed
+from penstock.broker.transactions.staging import Committed
 from penstock.errors import PenstockError, ProducerFenced, TransactionNotActive, TransactionNotFound
 from penstock.testing.clock import ManualClock
-from tests.broker.staging.house import StagingHouse
 from tests.broker.transaction_house import ALICE
+from tests.broker.transactions.staging_house import StagingHouse
 
 SEEDS = (0, 1, 2, 42, 43, 44)
 STEPS = 70
@@ -60,7 +61,7 @@ class Walk:
         assert await self._house.run("run-1") == 1
 
     async def step(self) -> None:
-        await self._chance.choices(self._actions(), (40, 4, 4, 10, 6, 12, 3, 4, 4, 3, 4))[0]()
+        await self._chance.choices(self._actions(), (40, 4, 4, 10, 6, 12, 3, 4, 4, 3, 4, 4, 3))[0]()
 
     def _actions(self) -> list[Callable[[], Awaitable[None]]]:
         return [
@@ -75,6 +76,8 @@ class Walk:
             self.restart,
             self.restart_during_a_commit,
             self.let_time_pass,
+            self.write,
+            self.restart_during_a_write,
         ]
 
     async def stage(self) -> None:
@@ -153,7 +156,7 @@ class Walk:
         await self.check()
 
     async def restart_during_a_commit(self) -> None:
-        """It was decided or it was not; whoever asks again finds it done."""
+        """It was decided or it was not; asking again finds it done."""
         winners = self._winners()
         committing = asyncio.create_task(self._house.publish(self._model.epoch + 1, *winners, run=self._model.run))
         for _ in range(self._chance.randrange(40)):
@@ -163,6 +166,36 @@ class Walk:
         await self._house.publish(self._model.epoch + 1, *winners, run=self._model.run)
         self._model.commit([attempt for attempt, _ in winners])
         await self.check()
+
+    async def write(self) -> None:
+        """An epoch in one request, with others for the same epoch beside it."""
+        winners, value, epoch = self._winners(), self._value(), self._model.epoch + 1
+        committing = self._house.publish(epoch, *winners, run=self._model.run)
+        outcomes = await asyncio.gather(self._write(epoch, value), self._write(epoch, value), committing)
+        assert sorted(outcome.value for outcome in outcomes) == [0, 0, 1]
+        self._written(value) if outcomes[2] is Committed.BEFORE else self._model.commit([each for each, _ in winners])
+        assert await self._write(epoch, b"again") is Committed.BEFORE
+        await self.check()
+
+    async def restart_during_a_write(self) -> None:
+        value, epoch = self._value(), self._model.epoch + 1
+        writing = asyncio.create_task(self._write(epoch, value))
+        for _ in range(self._chance.randrange(20)):
+            await asyncio.sleep(0)
+        await self._house.restart()
+        await asyncio.gather(writing, return_exceptions=True)
+        await self._write(epoch, value)
+        self._written(value)
+        await self.check()
+
+    def _write(self, epoch: int, value: bytes) -> Coroutine[Any, Any, Committed]:
+        parts = [(partition, [value]) for partition in range(PARTITIONS)]
+        return self._house.write(epoch, parts, name=f"run-{self._model.run}")
+
+    def _written(self, value: bytes) -> None:
+        for partition in self._model.published:
+            partition.append(value)
+        self._model.commit([])
 
     async def let_time_pass(self) -> None:
         self._house.clock.advance(self._chance.choice((1, 200, DAY_S // 2)))

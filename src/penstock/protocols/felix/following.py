@@ -1,0 +1,248 @@
+"""Felix on one of several nodes: publishes and subscriptions are served by the node that the client is connected to. Requests of consumer
+groups and the cache are passed on, one by one, to the node that leads, which has them.
+
+A client finds what it has published: the node that leads looks for that before it answers a poll. A topic that is not known here may have
+been created on another node a moment ago, so this one catches up before it says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol, cast
+
+from penstock.errors import LimitExceeded, OutcomeUnknown, PenstockError
+from penstock.net.quic_session import QuicConnection, Stream, StreamSession
+from penstock.net.session import Connection
+from penstock.protocols.conversation import ReplySlot
+from penstock.protocols.felix.codec.frames import Frame, encode_message
+from penstock.protocols.felix.codec.messages import (
+    BinaryPublish,
+    CacheDelete,
+    CacheGet,
+    CachePut,
+    GroupAck,
+    GroupNack,
+    GroupPoll,
+    Publish,
+    PublishBatch,
+    Subscribe,
+)
+from penstock.protocols.felix.codec.scopes import Scope
+from penstock.protocols.felix.server.grouping import Claims
+from penstock.protocols.felix.server.identities import Identity
+from penstock.protocols.felix.server.shared import Shared
+from penstock.protocols.felix.server.stream import Answering, FelixStream
+from penstock.protocols.felix.server.subscribing import Subscriptions
+from penstock.protocols.felix.session import Felix, FelixConnection
+from penstock.protocols.felix.wire import PAYLOAD_BYTES_MAX
+from penstock.protocols.leader_link import Streams
+from penstock.protocols.stream_link import Kind, LinkedSession, LinkedSessions, StreamLink
+
+Led = CacheGet | CachePut | CacheDelete | GroupPoll | GroupAck | GroupNack
+
+
+class DialFelixLeader(Protocol):
+    """How the node that leads is reached, for clients of Felix."""
+
+    def leader(self) -> str | None:
+        """Who leads, as far as that is known."""
+
+    async def dial(self, identity: Identity, *, is_native: bool, with_codes: bool) -> Streams:
+        """Connect, for who asks and the form of answers that the client takes. Raises NotLeading."""
+
+
+class NodeFelix:
+    """Makes the sessions of one of several nodes: of connections to it, and of streams that other nodes speak for."""
+
+    def __init__(self, felix: Felix, dial_leader: DialFelixLeader) -> None:
+        self.stats = felix.stats
+        self.linked = LinkedSessions()
+        self._shared = felix.shared
+        self._dial_leader = dial_leader
+
+    def __call__(self, connection: QuicConnection) -> FelixConnection:
+        return FelixConnection(self._shared, connection, partial(FollowingStream, self._dial_leader))
+
+    def introduced(
+        self, connection: Connection, identity: Identity, *, is_native: bool, with_codes: bool
+    ) -> LinkedSession:
+        """Open a session for a client of another node."""
+        begin = partial(
+            IntroducedStream, self._shared, connection, identity, is_native=is_native, with_codes=with_codes
+        )
+        return self.linked.open(connection, begin)
+
+
+class FollowingStream(FelixStream):
+    """Of a client that is connected to a node which may follow."""
+
+    __slots__ = ("_answered", "_asked", "_dial", "_link", "_link_of", "_looked_for")
+
+    def __init__(self, dial: DialFelixLeader, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._dial = dial
+        self._link: StreamLink | None = None
+        """Made when it is needed, for one identity and form of answers."""
+        self._link_of: tuple[Identity, bool, bool] | None = None
+        self._asked: Led | None = None
+        """What was passed on last, until it is answered."""
+        self._answered: asyncio.Future[bytes] | None = None
+        """Of the request that was passed on; there is one at most, because requests behind it wait."""
+        self._looked_for: Frame | None = None
+        """The request that this node has caught up for."""
+
+    # --- what is served here ---
+
+    @property
+    def _is_served_here(self) -> bool:
+        """Whatever is asked for: this node leads, or the client must log in first, which any node can say."""
+        return self._broker.leads or (self._shared.login_required and not self._identity.principal.name)
+
+    def _start(self, frame: Frame) -> None:
+        if self._looked_for is not frame and self._is_of_unknown_topic():
+            self._publisher.write_gathered()
+            self.in_background(self._catch_up_for(frame))
+        else:
+            self._looked_for = None
+            super()._start(frame)
+
+    def _is_of_unknown_topic(self) -> bool:
+        request = self._next
+        if not isinstance(request, Publish | PublishBatch | BinaryPublish | Subscribe) or self._is_served_here:
+            return False
+        try:
+            topic = self._shared.scopes.topic(Scope(request.tenant_id, request.namespace, request.stream))
+        except PenstockError:
+            return False  # which its answer will say
+        return not self._broker.has_topic(topic)
+
+    async def _catch_up_for(self, frame: Frame) -> None:
+        with suppress(PenstockError):  # then it is answered with what is known
+            await self._broker.leading.catch_up()
+        if self._worker.stopped:
+            self._connection.release(self._held_bytes(frame))
+        else:
+            self._looked_for = frame
+            self._waiting.appendleft(frame)
+
+    # --- what is passed on ---
+
+    def _reply(self, request: Any) -> bytes | Answering:
+        if isinstance(request, Led) and not self._is_served_here:
+            return self._ask_leader(request)
+        return super()._reply(request)
+
+    async def _ask_leader(self, request: Led) -> bytes:
+        """Return the answer of the node that leads. Raises OutcomeUnknown if it is lost, or not reached."""
+        link_of = self._identity, self._said_auth, self._with_codes
+        if self._link is None or self._link_of != link_of:
+            self._unlink()
+            self._link_of = link_of
+            dialing = partial(self._dial.dial, self._identity, is_native=self._said_auth, with_codes=self._with_codes)
+            self._link = StreamLink(
+                self._stream, self._dial.leader, dialing, answered=self._take_answer, ended=self._link_ended
+            )
+        self._asked = request
+        self._answered = asyncio.get_running_loop().create_future()
+        self._link.send(encode_message(request), 0)
+        if self._muted or self._stopping:
+            self._stop_polling()
+        return await self._answered
+
+    def _answer_read(self, message: Frame, slot: ReplySlot, reply: bytes) -> bool:
+        asked, self._asked = self._asked, None
+        if isinstance(asked, CacheGet) and not (self._muted or self._has_room_for(reply)):
+            self._requeue(message, slot)
+            return False
+        return super()._answer_read(message, slot, reply)
+
+    def _take_answer(self, data: bytes) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(data)
+
+    def _link_ended(self, _: bool) -> None:
+        self._link = None
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(
+                OutcomeUnknown("no answer came from the node that leads: look whether it was done, or ask again")
+            )
+
+    def closed(self) -> None:
+        super().closed()
+        self._unlink()
+
+    def _stop_polling(self) -> None:
+        super()._stop_polling()
+        if not self._muted:
+            if self._link is not None:
+                self._link.tell(Kind.STOPPING)
+        elif isinstance(self._asked, GroupPoll):
+            self._unlink()  # anything else is done, though nobody reads the answer
+
+    def _unlink(self) -> None:
+        link = self._link
+        if link is not None:
+            link.close()
+            self._link_ended(False)
+
+
+class IntroducedStream(FelixStream):
+    """Of a client of another node, on the node that leads. What that node has committed may not be seen here yet."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        shared: Shared,
+        connection: Connection,
+        identity: Identity,
+        stream: Stream,
+        *,
+        is_native: bool,
+        with_codes: bool,
+    ) -> None:
+        quic = cast(QuicConnection, PeerConnection(connection))
+        super().__init__(shared, quic, Subscriptions(shared, quic), Claims(), stream, on_closed=_forget)
+        self._identity = identity
+        self._said_auth = self._said_who = is_native
+        self._with_codes = with_codes
+        self._decoder.payload_bytes_max = PAYLOAD_BYTES_MAX
+        stream.set_authenticated(True)
+
+    def stop(self) -> None:
+        self.finish()
+
+    def _reply(self, request: Any) -> bytes | Answering:
+        reply = super()._reply(request)
+        if isinstance(request, GroupPoll) and not isinstance(reply, bytes):
+            return self._show_and_answer(request, reply)
+        return reply
+
+    async def _show_and_answer(self, request: GroupPoll, answering: Answering) -> bytes:
+        try:
+            scope = Scope(request.tenant_id, request.namespace, request.stream)
+            await self._broker.leading.show_ends([self._shared.scopes.topic(scope)])
+        except BaseException:
+            answering.close()
+            raise
+        return await answering
+
+
+class PeerConnection:
+    """What stands for the QUIC connection of a client of another node: no stream can be opened on it from here."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def open_stream(self, talk: Callable[[Stream], StreamSession], *, one_way: bool = False) -> Stream:
+        raise LimitExceeded("streams of a client are opened by the node that it is connected to")
+
+    def close(self, code: int = 0, reason: str = "") -> None:
+        self._connection.close()
+
+
+def _forget(_: FelixStream) -> None:
+    """Nobody keeps it."""

@@ -1,0 +1,203 @@
+"""Fujin on one of several nodes: what is written is committed on the node that the client is connected to. Streams of readers are passed on
+to the node that leads, which has their subscriptions; so is a writer's from its first BEGIN on, because transactions are there, too.
+
+Replies to writes that cannot be understood are given here, and may come before those to what was passed on in front of them; all have the
+correlation id of what they answer. If the node that leads is lost, the streams that were passed on are reset: readers get what they had
+not settled again, and what became of a transaction is unknown if its COMMIT was not answered.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from penstock.broker.access.checks import Principal
+from penstock.net.quic_session import QuicConnection, Stream
+from penstock.net.session import Connection
+from penstock.protocols.bytes import U16, U32, blob32
+from penstock.protocols.conversation import REQUEST_BYTES_MIN
+from penstock.protocols.fujin.codec.commands import SharedForm, WriteForm
+from penstock.protocols.fujin.codec.messages import Command, Disconnect, Headers, Transact, WriteRun
+from penstock.protocols.fujin.codec.request_encoding import CONNECT_WRITER, DISCONNECT
+from penstock.protocols.fujin.server.reader import Reader
+from penstock.protocols.fujin.server.talk import Talk
+from penstock.protocols.fujin.server.writer import Writer
+from penstock.protocols.fujin.session import Fujin, FujinConnection
+from penstock.protocols.fujin.wire import Request
+from penstock.protocols.leader_link import DialLeader
+from penstock.protocols.stream_link import LOST, Kind, LinkedSession, LinkedSessions, StreamLink
+
+
+class NodeFujin:
+    """Makes the sessions of one of several nodes: of connections to it, and of streams that other nodes pass on."""
+
+    def __init__(self, shared: Fujin, dial_leader: DialLeader) -> None:
+        self.stats = shared.stats
+        self.linked = LinkedSessions()
+        self._shared = shared
+        shared.talk = partial(FollowingTalk, dial_leader, shared.login_required)
+
+    def __call__(self, connection: QuicConnection) -> FujinConnection:
+        return self._shared(connection)
+
+    def introduced(self, connection: Connection, principal: Principal, *, deployed: bool) -> LinkedSession:
+        """Open a session for a client of another node. `deployed`: replies must avoid the faults of deployed clients."""
+        shared = self._shared
+        form = SharedForm(None if deployed else WriteForm.TABLE)
+
+        def begin(stream: Stream) -> Talk:
+            return Talk(
+                stream,
+                shared.broker,
+                principal,
+                shared.settings,
+                shared.stats,
+                shared.after,
+                form,
+                writer=Writer,
+                reader=Reader,
+                forget=lambda _: None,
+            )
+
+        return self.linked.open(connection, begin)
+
+
+class FollowingTalk(Talk):
+    """A stream of a client that is connected to a node which may follow."""
+
+    __slots__ = ("_dial", "_is_fresh", "_is_passed_on", "_link", "_login_required")
+
+    def __init__(self, dial: DialLeader, login_required: bool, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._dial = dial
+        self._login_required = login_required
+        self._link: StreamLink | None = None
+        self._is_fresh = True
+        self._is_passed_on = False
+        """As a whole: it is a reader's, and nothing of it is understood here."""
+
+    @property
+    def _is_served_here(self) -> bool:
+        """Whatever it is: this node leads, or nothing identifies the client, which any node can say."""
+        return self.broker.leads or (self._login_required and not self.principal.name)
+
+    # -- what the network calls -------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        if self._is_fresh and data:
+            self._is_fresh = False
+            if data[0] == Request.CONNECT_READER and not self._is_served_here:
+                self._is_passed_on = True
+                self._open_link(deployed=self.is_deployed)
+        if not self._is_passed_on:
+            super().receive(data)
+        elif self._link is not None:
+            held_bytes = max(len(data), REQUEST_BYTES_MIN)
+            self.stream.hold(held_bytes)
+            self._link.send(data, held_bytes)
+
+    def ended(self) -> None:
+        if self._is_passed_on:
+            self._tell(Kind.END)
+        else:
+            super().ended()
+
+    def resume(self) -> None:
+        if self._link is not None:
+            self._link.resume()
+        super().resume()
+
+    def stop(self) -> None:
+        if self._link is None:
+            super().stop()
+        else:
+            self._tell(Kind.STOPPING)
+
+    def end(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        super().end()
+
+    # -- a writer's transactions ------------------------------------------------------------------------------------------
+
+    def _start(self, command: Command) -> None:
+        if self._link is None:
+            begins = isinstance(command, Transact) and command.request == Request.BEGIN
+            if not begins or self._is_served_here:
+                super()._start(command)
+                return
+            self._open_link(deployed=False).send(CONNECT_WRITER, 0)
+        frames = _encode(command)
+        if frames is None or self._link is None:
+            super()._start(command)
+            return
+        stats = self.stats
+        if isinstance(command, WriteRun):
+            stats.requests[Request.WRITE] += len(command.values)
+            stats.received_records += len(command.values)
+        elif isinstance(command, Transact):
+            stats.requests[command.request] += 1
+        else:
+            stats.requests[Request.DISCONNECT] += 1
+        self._link.send(frames, self._held_bytes(command))
+
+    def _end_where_due(self) -> None:
+        if self._link is None:
+            super()._end_where_due()
+        elif self._goodbye:
+            self._goodbye = self._input_ended = False  # the session that it is passed on to says it
+            self._tell(Kind.END)
+
+    # -- the link ---------------------------------------------------------------------------------------------------------
+
+    def _open_link(self, *, deployed: bool) -> StreamLink:
+        self._link = StreamLink(
+            self.stream,
+            self._dial.leader,
+            partial(self._dial.dial, self.principal, deployed),
+            answered=self.send,
+            ended=self._link_ended,
+        )
+        if self._stop_wanted:
+            self._link.tell(Kind.STOPPING)
+        return self._link
+
+    def _tell(self, kind: Kind) -> None:
+        if self._link is not None:
+            self._link.tell(kind)
+
+    def _link_ended(self, in_good_order: bool) -> None:
+        if self.over:
+            return
+        if in_good_order:
+            self.stream.end()
+            self.stream.stop_receiving()
+        else:
+            self.stream.reset(LOST)
+            self.stream.stop_receiving(LOST)
+        self.end()
+
+
+def _encode(command: Command) -> bytes | None:
+    """Return a command of a writer as the contract has it; None for those that are answered here."""
+    if isinstance(command, Disconnect):
+        return DISCONNECT
+    if isinstance(command, Transact):
+        return bytes((command.request,)) + command.correlation_id
+    if not isinstance(command, WriteRun):
+        return None
+    topic, write = blob32(command.topic.encode()), bytes((Request.WRITE,))
+    parts: list[bytes] = []
+    for correlation_id, value, headers in zip(
+        command.correlation_ids, command.values, command.headers or repeat(()), strict=False
+    ):
+        parts += (write, correlation_id, topic, _encode_headers(headers), U32.pack(len(value)), value)
+    return b"".join(parts)
+
+
+def _encode_headers(headers: Headers) -> bytes:
+    """Return headers as they came: more than clients of ours send is taken."""
+    fields = [blob32(key.encode()) + blob32(value) for key, value in headers]
+    return U16.pack(2 * len(fields)) + b"".join(fields)

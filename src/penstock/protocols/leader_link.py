@@ -1,0 +1,136 @@
+"""The way of one client's session to the node that leads, for what the session's own node does not answer.
+
+Bytes go out as they are given, and what comes back is handed on while the client takes it: back-pressure reaches each side through the
+other. A link that ends does so for good, also because another node leads: what was under way there has an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+import structlog
+
+from penstock.broker.access.checks import Principal
+from penstock.errors import PenstockError
+from penstock.net.session import Connection
+
+READ_BYTES: Final = 64 << 10
+LOOK_S: Final = 1.0
+"""How often it is looked whether another node leads than the one at the other end, which may be frozen."""
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+log = structlog.get_logger("penstock.protocols")
+
+
+class DialLeader(Protocol):
+    """How the node that leads is reached, for clients of one protocol."""
+
+    def leader(self) -> str | None:
+        """Who leads, as far as that is known."""
+
+    async def dial(self, principal: Principal, native: bool | None) -> Streams:
+        """Connect, for a principal and the dialect of its client, where the protocol has several. Raises NotLeading."""
+
+
+class LeaderLink:
+    """Connects when it is made. `received` is given what comes, never while the client's connection is not writable; `ended` is called
+    once the link is over, unless it was closed here."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        leader: Callable[[], str | None],
+        dialing: Callable[[], Awaitable[Streams]],
+        *,
+        received: Callable[[bytes], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._leader = leader
+        self._received = received
+        self._ended = ended
+        self._waiting: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()
+        """What is to be sent, and the bytes of requests that are held for it, which bounds it."""
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._task = asyncio.get_running_loop().create_task(self._run(dialing))
+
+    def send(self, data: bytes, held_bytes: int) -> None:
+        """Send what is held for by so many bytes; they are released once it is on its way."""
+        if self._task.done():
+            self._connection.release(held_bytes)
+        else:
+            self._waiting.put_nowait((data, held_bytes))
+
+    def resume(self) -> None:
+        """The client takes more."""
+        self._writable.set()
+
+    def close(self) -> None:
+        """Nobody waits for what comes any more."""
+        self._ended = _nothing
+        self._received = _nothing
+        self._task.cancel()
+        self._release_waiting()
+
+    def _release_waiting(self) -> None:
+        while not self._waiting.empty():
+            self._connection.release(self._waiting.get_nowait()[1])
+
+    async def _run(self, dialing: Callable[[], Awaitable[Streams]]) -> None:
+        connection = self._connection
+        reason = "it was closed there"
+        try:
+            before = self._leader()
+            reader, writer = await dialing()
+            await self._pass_on(reader, writer, self._leader() or before)
+        except (PenstockError, OSError) as error:
+            reason = str(error)
+        except Exception:
+            reason = "a bug"
+            log.exception("leader_link_failed", listener=connection.listener, peer=connection.peer)
+        finally:
+            self._release_waiting()
+        log.info("leader_link_ended", listener=connection.listener, peer=connection.peer, reason=reason)
+        self._ended()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, leader: str | None) -> None:
+        sending = asyncio.get_running_loop().create_task(self._send(writer))
+        try:
+            while data := await self._read(reader, leader):
+                while not self._connection.writable:
+                    self._writable.clear()
+                    await self._writable.wait()
+                self._received(data)
+        finally:
+            sending.cancel()
+            writer.transport.abort()
+
+    async def _read(self, reader: asyncio.StreamReader, leader: str | None) -> bytes:
+        """Return what comes next, nothing if that is the end. Raises OSError as soon as another node leads, whatever became of this one."""
+        reading = asyncio.ensure_future(reader.read(READ_BYTES))
+        try:
+            while not reading.done():
+                await asyncio.wait([reading], timeout=LOOK_S)
+                if not reading.done() and self._leader() not in (None, leader):
+                    raise OSError("another node leads now")
+            return reading.result()
+        finally:
+            reading.cancel()
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            data, held_bytes = await self._waiting.get()
+            try:
+                writer.write(data)
+                await writer.drain()
+            except OSError:
+                return  # whoever reads finds out too
+            finally:
+                self._connection.release(held_bytes)
+
+
+def _nothing(*_: object) -> None:
+    pass

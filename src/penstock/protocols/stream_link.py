@@ -1,0 +1,264 @@
+"""Streams of QUIC whose sessions are on the node that leads: what a client says on one there, and what is answered, over a link.
+
+Each side says in frames what has happened to the stream: a u8 kind, a u32 length, and so many bytes. Answers are sent on whole. The node
+of the client tells how much of them has arrived there, because that is what settles deliveries that nobody acknowledges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from enum import IntEnum
+from struct import Struct
+from typing import Any, Final, Protocol, cast
+
+from penstock.errors import ProtocolViolation
+from penstock.net.quic_session import Stream, StreamSession
+from penstock.net.session import Connection
+from penstock.protocols.leader_link import LeaderLink, Streams
+
+LOOK_S: Final = 0.01
+"""How often it is looked what has arrived, while something has not."""
+LOST: Final = 1
+"""The code of a reset because the node that leads was lost."""
+FRAME_BYTES_MAX: Final = 64 << 20
+_HEAD: Final = Struct(">BI")
+_ARRIVED: Final = Struct(">Q")
+
+
+class Kind(IntEnum):
+    DATA = 0
+    END = 1
+    """The sender's side of the stream has ended in good order."""
+    RESET = 2
+    ARRIVED = 3
+    """How many bytes of answers have arrived at the client."""
+    STOPPING = 4
+    """The client's node stops."""
+
+
+def encode(kind: Kind, payload: bytes = b"") -> bytes:
+    return _HEAD.pack(kind, len(payload)) + payload
+
+
+class FrameReader:
+    """Bytes to frames."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+        """Iterate over the frames that are whole. Raises ProtocolViolation."""
+        kept = self._kept
+        kept += data
+        while len(kept) >= _HEAD.size:
+            number, length = _HEAD.unpack_from(kept)
+            if number > max(Kind) or length > FRAME_BYTES_MAX:
+                raise ProtocolViolation(f"a node of another release: it says {number} with {length} bytes of a stream")
+            end = _HEAD.size + length
+            if len(kept) < end:
+                return
+            payload = bytes(memoryview(kept)[_HEAD.size : end])
+            del kept[:end]
+            yield Kind(number), payload
+
+
+class StreamLink:
+    """Of a client's stream, to its session on the node that leads. `answered` is given whole answers, `ended` told that there are no more:
+    True if the session has ended its side in good order."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        leader: Callable[[], str | None],
+        dialing: Callable[[], Awaitable[Streams]],
+        *,
+        answered: Callable[[bytes], None],
+        ended: Callable[[bool], None],
+    ) -> None:
+        self._stream = stream
+        self._answered = answered
+        self._ended = ended
+        self._frames = FrameReader()
+        self._sent_bytes = 0
+        self._arrived_bytes = 0
+        self._looking: asyncio.TimerHandle | None = None
+        self._link = LeaderLink(stream, leader, dialing, received=self._received, ended=self._lost)
+
+    def send(self, data: bytes, held_bytes: int) -> None:
+        """Have the session receive bytes for which so many are held."""
+        self._tell_arrived()
+        self._link.send(encode(Kind.DATA, data), held_bytes)
+
+    def tell(self, kind: Kind) -> None:
+        self._tell_arrived()
+        self._link.send(encode(kind), 0)
+
+    def resume(self) -> None:
+        self._link.resume()
+
+    def close(self) -> None:
+        """The stream is over: whoever had something of it at the other end gives that back."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._link.close()
+
+    def _received(self, data: bytes) -> None:
+        try:
+            for kind, payload in self._frames.feed(data):
+                if kind is Kind.DATA:
+                    self._sent_bytes += len(payload)
+                    self._answered(payload)
+                else:
+                    self.close()
+                    self._ended(kind is Kind.END)
+                    return
+        except ProtocolViolation as error:
+            raise OSError(str(error)) from error
+        if self._looking is None and self._sent_bytes:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        self._tell_arrived()
+        if self._arrived_bytes < self._sent_bytes:
+            self._look_later()
+
+    def _tell_arrived(self) -> None:
+        arrived_bytes = self._sent_bytes - self._stream.unacknowledged_bytes
+        if arrived_bytes > self._arrived_bytes:
+            self._arrived_bytes = arrived_bytes
+            self._link.send(encode(Kind.ARRIVED, _ARRIVED.pack(arrived_bytes)), 0)
+
+    def _lost(self) -> None:
+        self.close()
+        self._ended(False)
+
+
+class LinkedStream:
+    """Implements `penstock.net.quic_session.Stream` over the connection of another node."""
+
+    id = 0
+    can_receive = True
+    unsent_bytes = 0
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sent_bytes = 0
+        self._held_bytes = 0
+        self._is_closing = False
+        self.arrived_bytes = 0
+        self.can_send = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        return self._sent_bytes - self.arrived_bytes
+
+    def send(self, data: bytes, *, end: bool = False) -> None:
+        if data and self.can_send:
+            self._sent_bytes += len(data)
+            self._connection.send(encode(Kind.DATA, data))
+        if end:
+            self.end()
+
+    def end(self) -> None:
+        self._end(Kind.END)
+
+    def reset(self, code: int = 0) -> None:
+        self._end(Kind.RESET)
+
+    def _end(self, how: Kind) -> None:
+        if self.can_send:
+            self.can_send = False
+            self._connection.send(encode(how))
+            self._connection.close()
+
+    def stop_receiving(self, code: int = 0) -> None:
+        """The end of our side, which comes with it, ends the other."""
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._end_soon()
+
+    def hold(self, size_bytes: int) -> None:
+        self._held_bytes += size_bytes
+        self._connection.hold(size_bytes)
+
+    def release(self, size_bytes: int) -> None:
+        self._held_bytes -= size_bytes
+        self._connection.release(size_bytes)
+        if self._is_closing:
+            self._end_soon()
+
+    def _end_soon(self) -> None:
+        """End our side if everything is answered: later, because whoever calls may be about to send."""
+        asyncio.get_running_loop().call_soon(self._end_if_answered)
+
+    def _end_if_answered(self) -> None:
+        if not self._held_bytes:
+            self.end()
+
+
+class Talk(StreamSession, Protocol):
+    def stop(self) -> None:
+        """The client's node stops, or this one: end in good order."""
+
+
+class LinkedSession:
+    """Implements `penstock.net.session.Session`: a stream's session on the node that leads, for the connection of the client's node."""
+
+    def __init__(
+        self, connection: Connection, begin: Callable[[Stream], Talk], forget: Callable[[LinkedSession], None]
+    ) -> None:
+        """`forget` is called when it is over."""
+        self._forget = forget
+        self._stream = LinkedStream(connection)
+        self._frames = FrameReader()
+        self._talk = begin(cast(Stream, self._stream))
+
+    def receive(self, data: bytes) -> None:
+        for kind, payload in self._frames.feed(data):
+            if kind is Kind.DATA:
+                self._talk.receive(payload)
+            elif kind is Kind.END:
+                self._talk.ended()
+            elif kind is Kind.ARRIVED:
+                (self._stream.arrived_bytes,) = _ARRIVED.unpack(payload)
+            elif kind is Kind.STOPPING:
+                self._talk.stop()
+            else:
+                raise ProtocolViolation("a node ends the streams of its clients by ending the connection")
+
+    def resume(self) -> None:
+        self._talk.resume()
+
+    def closed(self) -> None:
+        self._forget(self)
+        self._stream.can_send = False
+        self._talk.closed()
+
+    def stop(self) -> None:
+        self._talk.stop()
+
+
+class LinkedSessions:
+    """Those of one protocol."""
+
+    def __init__(self) -> None:
+        self._open: set[LinkedSession] = set()
+
+    def open(self, connection: Connection, begin: Callable[[Stream], Talk]) -> LinkedSession:
+        session = LinkedSession(connection, begin, self._open.discard)
+        self._open.add(session)
+        return session
+
+    def stop(self) -> None:
+        """This node stops: answer what waits, and take leave."""
+        for session in list(self._open):
+            session.stop()
