@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -21,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from bench.processes import HOST, START_S_MAX, end, free_port
+from bench.processes import HOST, START_S_MAX, Program, free_port
 from penstock.spark.java import find_java
 
 CACHE: Final = Path(__file__).parent.parent / ".cache" / "kafka"
@@ -69,7 +68,7 @@ def versions() -> str:
     return ", ".join(line.removeprefix("org.apache.spark:") for line in lines)
 
 
-class Kafka:
+class Kafka(Program):
     """A broker that runs from here on, on a free port, with its data in a directory of ours. Topics are made by being named."""
 
     def __init__(
@@ -107,7 +106,6 @@ class Kafka:
         lines = [f"{name}={value}\n" for name, value in (properties | dict(settings or {})).items()]
         self._settings.write_text("".join(lines))
         self._format(directory / "data")
-        self._process: subprocess.Popen[bytes] | None = None
         self._launch()
         if controllers is None:
             self.wait_until_ready()
@@ -133,22 +131,6 @@ class Kafka:
     def bootstrap(self) -> str:
         return f"{HOST}:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def stop(self) -> None:
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            end(process, how)
-
     def _format(self, data: Path) -> None:
         made = FORMATTED / f"{_jars('broker')[0].stat().st_mtime_ns}-{CLUSTER_ID}-{self._node}"
         if not made.exists():
@@ -172,11 +154,7 @@ class Kafka:
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + START_S_MAX
         while time.monotonic() < deadline:
-            assert self._process is not None
-            if self._process.poll() is not None:
-                raise RuntimeError(
-                    f"Kafka ended with status {self._process.returncode}:\n{self._log.read_text()[-2000:]}"
-                )
+            self._raise_if_ended("Kafka", self._log)
             try:
                 with socket.create_connection((HOST, self.port), timeout=1) as connection:
                     connection.sendall(API_VERSIONS)
@@ -186,14 +164,6 @@ class Kafka:
                 pass
             time.sleep(0.1)
         raise RuntimeError(f"Kafka was not ready within {START_S_MAX:g} s:\n{self._log.read_text()[-2000:]}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 class KafkaCluster:

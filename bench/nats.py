@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from bench.dialects import nats_hello
-from bench.processes import HOST, START_S_MAX, STOP_S_MAX, end, free_port
+from bench.processes import HOST, START_S_MAX, STOP_S_MAX, Program, free_port
 
 CACHE: Final = Path(__file__).parent.parent / ".cache" / "nats"
 INBOX: Final = b"_INBOX.api"
 
 
-class Nats:
+class Nats(Program):
     """`sync_interval` is how often a stream is flushed to disk: `always` is before each acknowledgement."""
 
     def __init__(self, directory: Path, sync_interval: str) -> None:
@@ -35,10 +33,6 @@ class Nats:
         with (directory / "nats.log").open("wb") as log:
             self._process = subprocess.Popen([program, "-c", str(config)], stdout=log, stderr=log)
         self._wait_until_ready()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def request(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Ask JetStream for something; returns its reply."""
@@ -63,20 +57,11 @@ class Nats:
             try:
                 self.request("INFO")
             except (OSError, RuntimeError):
-                if self._process.poll() is not None:
-                    raise RuntimeError(f"nats-server ended with status {self._process.returncode}") from None
+                self._raise_if_ended("nats-server")
                 time.sleep(0.05)
             else:
                 return
         raise RuntimeError("nats-server did not get ready")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        end(self._process, signal.SIGTERM)
 
 
 def version() -> str:

@@ -32,7 +32,44 @@ PORTS_TRIED: Final = 100
 _Result = TypeVar("_Result")
 
 
-class Broker:
+class Program:
+    """A process that is ours: ended when the context is left, once, and not again."""
+
+    _process: subprocess.Popen[str] | subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            end(process, how)
+
+    def _raise_if_ended(self, name: str, log: Path | None = None) -> None:
+        """Raise RuntimeError, with the end of the log, if it has ended by itself."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            last = f":\n{log.read_text()[-2000:]}" if log is not None else ""
+            raise RuntimeError(f"{name} ended with status {self._process.returncode}{last}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class Broker(Program):
     """`penstock serve` on a data directory; started anew by `start` after it was stopped or killed."""
 
     def __init__(self, data_dir: Path, *flags: str, config: str = "") -> None:
@@ -43,7 +80,6 @@ class Broker:
         file.write_text(f'{config}\n\n[listeners.flymq]\nbind = "{HOST}:0"\n\n[admin]\nbind = "{HOST}:0"\n')
         self._flags = ("--config", str(file), "--data-dir", str(data_dir), *flags)
         self._log = data_dir.with_suffix(".log")
-        self._process: subprocess.Popen[str] | None = None
         self.ports: dict[str, int] = {}
         """By listener, once it runs."""
 
@@ -63,11 +99,6 @@ class Broker:
             if address:
                 self.ports[address[1]] = int(address[2])
         raise RuntimeError(f"the broker did not start:\n{self._log.read_text()[-2000:]}")
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     @property
     def port(self) -> int:
@@ -94,28 +125,12 @@ class Broker:
         assert found is not None
         return int(found[1]) * 1024
 
-    def stop(self) -> None:
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            end(process, how)
-
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
-
-class Redis:
+class Redis(Program):
     """A Redis of our own, with its append-only file in a directory of ours and nothing in it rewritten behind our back."""
 
     def __init__(self, directory: Path, appendfsync: str) -> None:
@@ -138,10 +153,6 @@ class Redis:
         self._process = subprocess.Popen([program, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._wait_until_ready()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def command(self, *words: str) -> bytes:
         """Run a command whose reply is one line; returns that line."""
         with socket.create_connection((HOST, self.port), timeout=STOP_S_MAX) as connection:
@@ -157,18 +168,9 @@ class Redis:
                     return
             except OSError:
                 pass
-            if self._process.poll() is not None:
-                raise RuntimeError(f"redis-server ended with status {self._process.returncode}")
+            self._raise_if_ended("redis-server")
             time.sleep(0.02)
         raise RuntimeError("redis-server did not get ready")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        end(self._process, signal.SIGTERM)
 
 
 def end(process: subprocess.Popen[str] | subprocess.Popen[bytes], how: signal.Signals) -> None:
