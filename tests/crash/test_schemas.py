@@ -35,6 +35,7 @@ class Writer:
         self.creating = ""
         """The topic of which something is asked and not answered yet."""
         self._turn = 0
+        self._registered = threading.Condition()
 
     def work(self, broker: BrokerProcess) -> None:
         try:
@@ -47,14 +48,17 @@ class Writer:
     def _one_turn(self, client: FlyMQClient) -> None:
         self._turn += 1
         definition = f'{{"type": "object", "required": ["id"], "title": "{self._turn}"}}'
-        self.versions[definition] = client.schemas.register("order", definition).version
+        version = client.schemas.register("order", definition).version
+        with self._registered:
+            self.versions[definition] = version
+            self._registered.notify()
         topic = f"orders-{self._turn}"
         self.creating = topic
         client.create_topic(topic, schema="order")
         self.creating = ""
         self.bound[topic] = "order"
         if self._turn % 3 == 0:
-            pinned = f"order:{self.versions[definition]}"
+            pinned = f"order:{version}"
             client.schemas.bind(topic, pinned)
             self.bound[topic] = pinned
         if self._turn % 4 == 0:
@@ -62,6 +66,12 @@ class Writer:
             client.delete_topic(topic)
             client.create_topic(topic)
             self.released.add(topic)
+
+    def wait_until_registered(self, more: int) -> None:
+        """Wait until it has registered so many versions from now on."""
+        with self._registered:
+            wanted = len(self.versions) + more
+            assert self._registered.wait_for(lambda: len(self.versions) >= wanted, timeout=30)
 
     def check(self, client: FlyMQClient) -> None:
         found = {schema.version for schema in client.schemas.list("order")}
@@ -102,7 +112,8 @@ def test_nothing_acknowledged_is_lost_over_many_kills(tmp_path: Path) -> None:
         for _ in range(ROUNDS):
             thread = threading.Thread(target=writer.work, args=(broker,))
             thread.start()
-            thread.join(chance.uniform(0.5, 1.5))  # the moment of the kill is the thing that varies
+            writer.wait_until_registered(2)
+            thread.join(chance.uniform(0, 1))  # the moment of the kill is the thing that varies
             broker.kill9()
             thread.join()
             broker.start()
