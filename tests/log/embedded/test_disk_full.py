@@ -338,6 +338,16 @@ def test_a_reserve_larger_than_the_disk_is_taken_again_too(tmp_path: Path) -> No
     assert (tmp_path / "reserve").stat().st_size == 4 << 20
 
 
+def test_a_reserve_becomes_smaller_with_its_setting(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, room_bytes=64 << 20)
+    path = tmp_path / "reserve"
+    SpaceReserve(disk, path, 4 << 20).hold()
+    SpaceReserve(disk, path, 1 << 20).hold()
+    assert path.stat().st_size == 1 << 20
+    SpaceReserve(disk, path, 0).hold()
+    assert not path.exists()
+
+
 def test_a_small_disk_gives_a_small_reserve(tmp_path: Path) -> None:
     reserve = SpaceReserve(SmallDisk(tmp_path, room_bytes=8 << 20), tmp_path / "reserve", 8 << 20)
     reserve.hold()

@@ -277,7 +277,10 @@ class SpaceReserve:
         if self.given_up and free_bytes < 2 * self._given_up_bytes:
             return
         size_bytes = min(self._size_bytes, free_bytes // 8)
-        held_bytes = self._path.stat().st_size if self._path.exists() else 0
+        held_bytes = self._held_bytes()
+        if held_bytes > self._size_bytes:  # an earlier run had a larger one
+            self._disk.unlink(self._path)
+            held_bytes = 0
         if held_bytes < size_bytes:
             fd = self._disk.open_append(self._path, create=True)
             try:
@@ -291,10 +294,13 @@ class SpaceReserve:
                 os.close(fd)
         self.given_up = False
 
+    def _held_bytes(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
     def release(self) -> bool:
         """Give the space back; False if there was none to give."""
         with self._lock:
-            held_bytes = self._path.stat().st_size if self._path.exists() else 0
+            held_bytes = self._held_bytes()
             if held_bytes == 0:
                 return False
             self._disk.unlink(self._path)
