@@ -42,8 +42,11 @@ Found = dict[tuple[str, int], dict[int, bytes]]
 class EngineLoad:
     """Appends at random, and what came of them."""
 
-    def __init__(self, chance: random.Random, witness: Path | None = None) -> None:
+    def __init__(self, chance: random.Random, witness: Path | None = None, *, small: bool = False) -> None:
+        """`small`: appends of few small records."""
         self._chance = chance
+        self._counts = (1, 1, 2) if small else (1, 2, 4, 12)
+        self._value_bytes_max = 100 if small else 900
         self._witness = None if witness is None else os.open(witness, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.acked: Found = defaultdict(dict)
         self.sent: set[bytes] = set()
@@ -80,9 +83,9 @@ class EngineLoad:
 
     def values(self) -> list[bytes]:
         values = []
-        for _ in range(self._chance.choice((1, 2, 4, 12))):
+        for _ in range(self._chance.choice(self._counts)):
             self._number += 1
-            values.append(f"{self._number}:".encode().ljust(self._chance.randint(8, 900), b"*"))
+            values.append(f"{self._number}:".encode().ljust(self._chance.randint(8, self._value_bytes_max), b"*"))
         self._tell("sent", *(value.decode() for value in values))
         return values
 
@@ -93,28 +96,14 @@ class EngineLoad:
 
     async def turn(self, engine: EmbeddedEngine) -> None:
         """A few appends at once, sometimes an atomic one, sometimes housekeeping."""
-        loop = asyncio.get_running_loop()
         partitions = [
             engine.partition(name, index)
             for name in TOPICS
             for index in range(TOPICS[name].partitions)
             if name != "table"
         ]
-        futures = []
-        for partition in self._chance.sample(partitions, self._chance.randint(1, 3)):
-            values, future = self.values(), loop.create_future()
-
-            def done(
-                result: Appended | PenstockError,
-                partition: Partition = partition,
-                values: list[bytes] = values,
-                future: asyncio.Future[None] = future,
-            ) -> None:
-                self.note(partition, values, result)
-                future.set_result(None)
-
-            partition.append(Batch(values), done)
-            futures.append(future)
+        chosen = self._chance.sample(partitions, self._chance.randint(1, 3))
+        futures = [self._append(partition, self.values()) for partition in chosen]
         if self._chance.random() < 0.3:
             futures.append(self._append_atomic(engine, self._chance.sample(partitions, 3)))
         futures += [
@@ -126,6 +115,28 @@ class EngineLoad:
         await asyncio.gather(*futures)
         if self._chance.random() < 0.1:
             await engine.maintain()
+
+    async def small_turn(self, engine: EmbeddedEngine) -> None:
+        """One small append, to one partition or several: what the event loop writes itself if the disk is quick."""
+        partitions = [engine.partition(topic, index) for topic, index in (("one", 0), ("two", 0), ("two", 1))]
+        match self._chance.randrange(5):
+            case 0:
+                await self._append_atomic(engine, self._chance.sample(partitions, 2))
+            case 1:
+                await self._append_told(engine, self._chance.sample(partitions, self._chance.choice((1, 2))))
+            case kind:
+                chosen = self._chance.sample(partitions, 2 if kind == 2 else 1)
+                await asyncio.gather(*(self._append(partition, self.values()) for partition in chosen))
+
+    def _append(self, partition: Partition, values: list[bytes]) -> asyncio.Future[None]:
+        future = asyncio.get_running_loop().create_future()
+
+        def done(result: Appended | PenstockError) -> None:
+            self.note(partition, values, result)
+            future.set_result(None)
+
+        partition.append(Batch(values), done)
+        return future
 
     def _append_atomic(self, engine: EmbeddedEngine, partitions: list[Partition]) -> asyncio.Future[None]:
         parts = [(partition, self.values()) for partition in partitions]

@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest, NotWritten, PenstockError
 from penstock.log.api import Appended, Batch, BatchFor, Durability, TopicConfig
 from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.checkpoint import SAVED_INDEX_BYTES_MIN
 from penstock.log.embedded.journal import journal_paths
+from penstock.log.embedded.partition import EmbeddedPartition
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import (
     CountingDisk,
@@ -327,6 +329,32 @@ async def test_an_atomic_append_is_there_whole_or_not_at_all_wherever_the_journa
         counts = [recovered.partition("orders", index).committed_end for index in range(3)]
         assert counts == ([2, 2, 2] if cut == whole else [0, 0, 0])
         await recovered.close()
+
+
+class FailingMeanwhile(list[BatchFor]):
+    """Parts of an atomic append, one of whose partitions fails after it was found to take appends."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[BatchFor]:
+        self.looked_at += 1
+        if self.looked_at == 2:
+            partition_of_part = self[1].partition
+            assert isinstance(partition_of_part, EmbeddedPartition)
+            partition_of_part.fail("the checkpoint thread has met an error")
+        return super().__iter__()
+
+
+async def test_an_atomic_append_is_refused_whole_if_a_partition_fails_while_it_is_queued(
+    open_engine: OpenEngine,
+) -> None:
+    engine = await open_engine()
+    await engine.create_topic("orders", TopicConfig(partitions=2))
+    parts = FailingMeanwhile([BatchFor(engine.partition("orders", index), Batch([b"x"])) for index in range(2)])
+    with pytest.raises(NotWritten, match="checkpoint thread"):
+        await start_atomic_append(engine, parts)
+    assert parts.looked_at == 2
+    assert [await read_values(engine.partition("orders", index)) for index in range(2)] == [[], []]
 
 
 async def test_an_atomic_append_of_many_blocks_to_one_partition_is_whole_or_not_there(

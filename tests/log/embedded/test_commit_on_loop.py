@@ -15,7 +15,11 @@ from penstock.errors import NoSpace, NotWritten, OutcomeUnknown, PenstockError
 from penstock.log.api import Appended, Batch, BatchFor, Durability, LateBatch, TopicConfig
 from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
-from penstock.log.embedded.commit import FLUSHED_ON_LOOP_PARTITIONS_MAX, WRITTEN_ON_LOOP_BYTES_MAX
+from penstock.log.embedded.commit import (
+    FLUSHED_ON_LOOP_PARTITIONS_MAX,
+    WRITTEN_ON_LOOP_BYTES_MAX,
+    WRITTEN_ON_LOOP_PARTITIONS_MAX,
+)
 from penstock.log.embedded.disk import QUICK_FLUSH_S_MAX
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import TimedDisk, path_of, settled
@@ -36,6 +40,19 @@ class SegmentFullDisk(TimedDisk):
             if self._segments_written == 2:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().pwrite(fd, data, position)
+
+
+class HeldCheckpointDisk(TimedDisk):
+    """Syncs nothing for a checkpoint before the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checkpoint_gate = threading.Event()
+
+    def fdatasync(self, fd: int) -> None:
+        if threading.current_thread().name.startswith("penstock-checkpoint"):
+            assert self.checkpoint_gate.wait(10)
+        super().fdatasync(fd)
 
 
 @pytest.fixture
@@ -122,6 +139,43 @@ async def test_a_commit_to_many_partitions_goes_to_the_commit_thread(engine: Emb
     await writers(engine, disk, *wide)
     assert await writers(engine, disk, *wide[:-1]) == {here()}
     assert await writers(engine, disk, *wide) == {THERE}
+
+
+async def test_a_commit_to_very_many_partitions_goes_to_the_commit_thread_although_it_waits_for_no_disk(
+    engine: EmbeddedEngine, disk: TimedDisk
+) -> None:
+    config = TopicConfig(partitions=WRITTEN_ON_LOOP_PARTITIONS_MAX + 1, durability=Durability("none"))
+    await engine.create_topic("wide", config)
+    wide = [("wide", index, 1) for index in range(config.partitions)]
+    assert await writers(engine, disk, *wide[:-1]) == {here()}
+    assert await writers(engine, disk, *wide) == {THERE}
+
+
+async def test_a_flush_of_a_segment_that_leans_on_the_journal_with_much_waits_in_the_commit_thread(
+    engine: EmbeddedEngine, disk: TimedDisk
+) -> None:
+    two = [("safe", 0, 10_000), ("safe", 1, 1)]
+    for _ in range(3):
+        await writers(engine, disk, *two)
+    assert await writers(engine, disk, ("safe", 0, 1)) == {here()}, "little is flushed with it"
+    for _ in range(4):
+        assert await writers(engine, disk, *two) == {here()}, "only the journal is flushed"
+    assert await writers(engine, disk, ("safe", 0, 1)) == {THERE}
+    assert await writers(engine, disk, ("safe", 0, 1)) == {here()}
+
+
+async def test_while_a_checkpoint_syncs_segments_flushes_wait_in_the_commit_thread(open_engine: OpenEngine) -> None:
+    disk = HeldCheckpointDisk()
+    engine = await open_engine(disk=disk)
+    await engine.create_topic("safe", TopicConfig(partitions=2))
+    await engine.create_topic("loose", TopicConfig(durability=Durability("none")))
+    await writers(engine, disk, ("safe", 0, 1), ("safe", 1, 1))
+    await engine._committer.run(engine._committer.checkpoints.begin_early)
+    assert await writers(engine, disk, ("safe", 1, 1)) == {THERE}
+    assert await writers(engine, disk, ("loose", 0, 1)) == {here()}
+    disk.checkpoint_gate.set()
+    await settled(engine)
+    assert await writers(engine, disk, ("safe", 1, 1)) == {here()}
 
 
 def start_atomic(engine: EmbeddedEngine, *parts: tuple[str, int, Batch | LateBatch]) -> asyncio.Future[list[Appended]]:

@@ -326,6 +326,28 @@ def test_the_reserve_is_taken_given_up_and_taken_again(tmp_path: Path) -> None:
     assert reserve.release()
 
 
+def test_a_reserve_larger_than_the_disk_is_taken_again_too(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, room_bytes=64 << 20)
+    reserve = SpaceReserve(disk, tmp_path / "reserve", 1 << 40)
+    reserve.hold()
+    disk.room_bytes = 8 << 20  # the rest is used up
+    assert reserve.release()
+    assert reserve.is_in_use(), "what is free is what was held back"
+    disk.room_bytes = 32 << 20
+    assert not reserve.is_in_use()
+    assert (tmp_path / "reserve").stat().st_size == 4 << 20
+
+
+def test_a_reserve_becomes_smaller_with_its_setting(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, room_bytes=64 << 20)
+    path = tmp_path / "reserve"
+    SpaceReserve(disk, path, 4 << 20).hold()
+    SpaceReserve(disk, path, 1 << 20).hold()
+    assert path.stat().st_size == 1 << 20
+    SpaceReserve(disk, path, 0).hold()
+    assert not path.exists()
+
+
 def test_a_small_disk_gives_a_small_reserve(tmp_path: Path) -> None:
     reserve = SpaceReserve(SmallDisk(tmp_path, room_bytes=8 << 20), tmp_path / "reserve", 8 << 20)
     reserve.hold()

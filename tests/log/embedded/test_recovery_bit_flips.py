@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import re
 import shutil
@@ -15,14 +17,24 @@ from penstock.broker.table import Table
 from penstock.errors import CorruptBlock
 from penstock.log.api import Batch, Partition, TopicConfig
 from penstock.log.appending import start_append
+from penstock.log.block import HEADER_BYTES
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.journal import FIRST_RECORD_AT, HEADS_AT
 from penstock.testing.clock import ManualClock
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.storage import CountingDisk, UnflushedDisk, crash_image, everything, files, path_of
+from tests.log.embedded.storage import (
+    CountingDisk,
+    UnflushedDisk,
+    crash_image,
+    everything,
+    files,
+    path_of,
+    segment_files,
+)
 from tests.log.records import Record, append, read_all, records_of
 
 STEP_BYTES = 97
+SECTOR_BYTES = 4096
 RANDOM_FLIPS = 15
 OPTIONS = EngineOptions(reserve_bytes=0)
 CORRUPT = re.compile(r"corrupt block in (?P<file>\S+) at byte (?P<position>\d+)")
@@ -229,28 +241,67 @@ async def test_a_bit_flipped_in_a_table_is_named_when_it_is_loaded(
     assert dict(whole.items()) == entries
 
 
+class BadSector(CountingDisk):
+    """Cannot read one sector of segments."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__()
+        self._start = position - position % SECTOR_BYTES
+        self.file = ""
+        """The name of the only segment file that has it; any, if empty."""
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        path = path_of(fd)
+        is_bad = path.suffix == ".log" and self.file in ("", path.name)
+        if is_bad and position < self._start + SECTOR_BYTES and self._start < position + size_bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().pread(fd, size_bytes, position)
+
+
 async def test_a_sector_the_disk_cannot_read_is_named_like_any_damage(
     data_dir: Path, clock: ManualClock, open_engine: OpenEngine
 ) -> None:
-    class BadSector(CountingDisk):
-        def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
-            if path_of(fd).suffix == ".log" and position <= 700 < position + size_bytes:
-                raise OSError(5, "Input/output error")
-            return super().pread(fd, size_bytes, position)
-
     engine = await open_engine()
     await engine.create_topic("orders", TopicConfig())
     for number in range(200):
         await append(engine.partition("orders", 0), [b"%d" % number * 40])
     records = await read_all(engine.partition("orders", 0))
     await engine.close()
-    engine = await open_engine(disk=BadSector())
+    engine = await open_engine(disk=BadSector(SECTOR_BYTES))
     answers = [await read_one(engine.partition("orders", 0), offset) for offset in range(200)]
     errors = [answer for answer in answers if isinstance(answer, str)]
     assert errors
     assert all(re.search(r"orders.*\.log at byte \d+.*Input/output error", error) for error in errors)
     sound = [answer for answer in answers if not isinstance(answer, str)]
     assert sound == [record for record, answer in zip(records, answers, strict=True) if not isinstance(answer, str)]
-    assert len(errors) < 60, "what lies before the sector, and well behind it, is served"
+    assert len(errors) < 60, "what lies around the sector is served"
     assert answers[0] == records[0]
     assert answers[-1] == records[-1]
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean stop", "crash"])
+@pytest.mark.parametrize("sector", [0, 1])
+@pytest.mark.parametrize("segment", [0, -1], ids=["sealed segment", "last segment"])
+async def test_a_sector_the_disk_cannot_read_keeps_no_log_from_opening(
+    data_dir: Path, tmp_path: Path, open_engine: OpenEngine, segment: int, sector: int, clean: bool
+) -> None:
+    engine = await open_engine()
+    await engine.create_topic("orders", TopicConfig(segment_bytes=12_000))
+    for number in range(80):
+        await append(engine.partition("orders", 0), [b"%02d" % number * 100])
+    records = await read_all(engine.partition("orders", 0))
+    disk = BadSector(sector * SECTOR_BYTES)
+    disk.file = segment_files(data_dir)[segment].name
+    if clean:
+        await engine.close()
+        engine = await open_engine(disk=disk)
+    else:
+        engine = await open_engine(crash_image(data_dir, tmp_path / "image"), disk=disk)
+    assert engine.partition("orders", 0).committed_end == len(records)
+    answers = [await read_one(engine.partition("orders", 0), offset) for offset in range(len(records))]
+    lost = [offset for offset, answer in enumerate(answers) if isinstance(answer, str)]
+    assert [answer for answer in answers if not isinstance(answer, str)] == [
+        record for record in records if record.offset not in lost
+    ]
+    block_bytes = HEADER_BYTES + 4 + 200
+    assert 0 < len(lost) <= SECTOR_BYTES // block_bytes + 2, "only what the sector holds a part of"

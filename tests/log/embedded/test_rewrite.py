@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -81,6 +82,24 @@ async def test_the_latest_record_of_each_key_stays_where_it_was(open_engine: Ope
     assert await table(engine) == after
     await churn(engine, rounds=1)
     assert (await table(engine))[-1].offset == len(before) + 5
+
+
+async def test_nothing_of_it_is_done_on_the_event_loop(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    merge = LatestOffsets._merge
+
+    def noted_merge(latest: LatestOffsets) -> None:
+        threads.append(threading.current_thread())
+        merge(latest)
+
+    monkeypatch.setattr(LatestOffsets, "_merge", noted_merge)
+    engine = await open_engine(options=OPTIONS)
+    await churn(engine)
+    await engine.maintain()
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 async def test_reading_from_a_gap_begins_at_the_next_record(open_engine: OpenEngine) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import google_crc32c
@@ -76,6 +78,26 @@ def test_one_good_copy_is_enough_and_mends_the_other(topics: TopicFiles, damaged
         assert topics.load_all() == [TOPIC]
     assert [line["log_level"] for line in lines] == ["warning"]
     assert path.read_bytes() == good
+    with capture_logs() as lines:
+        assert topics.load_all() == [TOPIC]
+    assert lines == []
+
+
+@pytest.mark.parametrize("unreadable", ["topic.json", "topic.json.copy"])
+def test_a_copy_that_the_disk_cannot_read_is_replaced(
+    topics: TopicFiles, monkeypatch: pytest.MonkeyPatch, unreadable: str
+) -> None:
+    topics.create(TOPIC)
+    before = (topics.directory(INFO) / unreadable).stat().st_ino
+    read_bytes = Path.read_bytes
+
+    def read_what_can_be(path: Path) -> bytes:
+        if path.name == unreadable and path.stat().st_ino == before:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_what_can_be)
+    assert topics.load_all() == [TOPIC]
     with capture_logs() as lines:
         assert topics.load_all() == [TOPIC]
     assert lines == []

@@ -127,4 +127,4 @@ def start_atomic(
         if type(batch) is LateBatch and committer.defers(partition, batch):
             committer.late_gathered.setdefault(partition, []).append(LatePart(whole, at, partition, batch))
         else:
-            partition.append(batch, partial(whole.part_done, at), whole)
+            partition.append_part(Waiting(batch, partial(whole.part_done, at), whole))

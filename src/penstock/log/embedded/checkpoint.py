@@ -52,8 +52,8 @@ class Checkpoints:
         self._saved_bytes_min = min(SAVED_INDEX_BYTES_MIN, options.checkpoint_bytes)
         self._carried_to = 0
         """Where the late records end that the journal begins with."""
-        self.unsynced: dict[EmbeddedPartition, None] = {}
-        """Partitions whose journaled blocks are not yet synced in their own segments."""
+        self.unsynced: dict[EmbeddedPartition, int] = {}
+        """Partitions whose journaled blocks are not yet synced in their own segments, and where the first of these begins."""
         self.late: dict[EmbeddedPartition, None] = {}
         """Partitions that have late records in the journal."""
         self._left_behind: set[EmbeddedPartition] = set()
@@ -67,6 +67,10 @@ class Checkpoints:
     @property
     def is_due(self) -> bool:
         return self._journal.end >= self._carried_to + self._journal_bytes
+
+    @property
+    def is_syncing(self) -> bool:
+        return self._running is not None and not self._running.done()
 
     def begin(self, *, wait: bool) -> None:
         """Sync the segments that lean on the journal, then delete it."""

@@ -16,7 +16,8 @@ Topics with `interval` or `none` durability are written without waiting for a fl
 A small group is written on the loop itself if nothing is under way and somebody waits for it: handing it to another thread and back
 would take longer than the write. That holds for topics with `none`, which wait for nothing at all, and for a few partitions with `fsync`
 while the disk flushes quickly (`Disk.flushes_quickly`). After a slow flush groups go to the thread again, until flushes are quick there.
-What takes longer than a write is left to the thread: a new segment, a new journal, a checkpoint.
+What takes longer than a write is left to the thread: a new segment, a new journal, a checkpoint, a flush while a checkpoint is under way,
+and one that takes with it what leans on the journal.
 
 Only the commit thread touches writers and the journal; the loop does for such a small group, while it holds the thread's queue and the
 thread waits. A failed flush is final for the partitions in it: whether their data is on disk is unknown (OutcomeUnknown), so they refuse
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 WRITTEN_ON_LOOP_BYTES_MAX: Final = 32 << 10
 """Per group. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
+WRITTEN_ON_LOOP_PARTITIONS_MAX: Final = 32
+"""Per group. Each takes some 10 us beside its bytes, and far more if its file must be opened and space reserved in it."""
 LATE_RECORDS_MAX: Final = 4096
 """Per partition, roughly, and in the journal only: each checkpoint writes them again."""
 LATE_RECORD_BYTES_MAX: Final = 4 << 10
@@ -170,6 +173,8 @@ class Committer:
 
     def _write_here(self, parts: list[PartitionCommit], late: list[LatePart]) -> bool:
         """Write a group that need not wait for the disk for long; False if it might, or where the commit thread is at work."""
+        if len(parts) > WRITTEN_ON_LOOP_PARTITIONS_MAX:
+            return False
         size_bytes = flushed = closed = 0
         for part in parts:
             size_bytes += part.size_bytes
@@ -189,7 +194,14 @@ class Committer:
             for part in parts:
                 if part.rolls(now_ms):
                     return False
-                closed += part.partition.writer.file.fd < 0
+                file = part.partition.writer.file
+                closed += file.fd < 0
+                # A flush of the segment takes with it what leans on the journal.
+                leaning_from = self.checkpoints.unsynced.get(part.partition, file.end)
+                if not journaled and file.end - leaning_from > WRITTEN_ON_LOOP_BYTES_MAX:
+                    return False
+            if flushed and self.checkpoints.is_syncing:
+                return False  # the disk is busy with up to a whole journal
             if (journaled and not self._journal.end) or (closed and not self._files.has_room_for(closed)):
                 return False
             seconds = self._write(parts, late, now_ms)

@@ -264,6 +264,7 @@ class SpaceReserve:
         self._size_bytes = size_bytes
         self.given_up = False
         """Whether it was deleted, and has not been taken again."""
+        self._given_up_bytes = 0
         self._lock = threading.Lock()
 
     def hold(self) -> None:
@@ -273,10 +274,13 @@ class SpaceReserve:
 
     def _hold(self) -> None:
         free_bytes = self._disk.free_bytes(self._path.parent)
-        if self.given_up and free_bytes < 2 * self._size_bytes:
+        if self.given_up and free_bytes < 2 * self._given_up_bytes:
             return
         size_bytes = min(self._size_bytes, free_bytes // 8)
-        held_bytes = self._path.stat().st_size if self._path.exists() else 0
+        held_bytes = self._held_bytes()
+        if held_bytes > self._size_bytes:  # an earlier run had a larger one
+            self._disk.unlink(self._path)
+            held_bytes = 0
         if held_bytes < size_bytes:
             fd = self._disk.open_append(self._path, create=True)
             try:
@@ -290,13 +294,17 @@ class SpaceReserve:
                 os.close(fd)
         self.given_up = False
 
+    def _held_bytes(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
     def release(self) -> bool:
         """Give the space back; False if there was none to give."""
         with self._lock:
-            if not self._path.exists() or self._path.stat().st_size == 0:
+            held_bytes = self._held_bytes()
+            if held_bytes == 0:
                 return False
             self._disk.unlink(self._path)
-            self.given_up = True
+            self.given_up, self._given_up_bytes = True, held_bytes
             return True
 
     def is_in_use(self) -> bool:

@@ -63,7 +63,7 @@ class JournaledWrites:
                 if part.partition.writer.file.fd < 0:  # room for another part was made by closing it
                     self._files.use(part.partition)
                 # By now: to make room for another part, its file may be closed.
-                self._checkpoints.unsynced[part.partition] = None
+                self._checkpoints.unsynced.setdefault(part.partition, part.start)
                 part.partition.writer.file.write(part.data)
             except OSError as error:
                 if not failed and (is_full(error) or is_out_of_descriptors(error)):
@@ -100,7 +100,7 @@ class JournaledWrites:
             self._abandon()
             for part in parts:
                 fail(part, recorded_only(full, part.partition))
-                self._checkpoints.unsynced[part.partition] = None
+                self._checkpoints.unsynced.setdefault(part.partition, part.start)
         else:
             for part in parts:
                 part.refuse(part.appends, storage_error(full, f"writing to {part.partition}"))

@@ -187,7 +187,8 @@ class Maintenance:
         mapped = await self._loop.run_in_executor(self._thread, _map_keys, latest, dirty)
         done_to = dirty[mapped - 1].index.next_offset
         now_ms = self._clock.now_ms()
-        keep = latest.keeps(now_ms - self._options.tombstone_ms, now_ms)
+        oldest_tombstone_ms = now_ms - self._options.tombstone_ms
+        keep = await self._loop.run_in_executor(self._thread, latest.keeps, oldest_tombstone_ms, now_ms)
         cleaned = [segment for segment in sealed if segment.base_offset < done_to]
         for run in _runs(cleaned, partition.config.segment_bytes):
             # Those that were empty before may have gone with what an earlier run has emptied.

@@ -23,14 +23,13 @@ from penstock.log.api import (
     BlockBatch,
     EngineStats,
     Extent,
-    LateBatch,
     OnAppended,
     Partition,
     TopicConfig,
     TopicInfo,
 )
 from penstock.log.block import Block
-from penstock.log.embedded.atomic import AtomicAppend, LatePart, Waiting
+from penstock.log.embedded.atomic import LatePart, Waiting
 from penstock.log.embedded.disk import storage_error
 from penstock.log.embedded.epochs import Epochs
 from penstock.log.embedded.journal import JournalEntry, late_entry
@@ -152,9 +151,8 @@ class EmbeddedPartition(Partition):
 
     def append(
         self,
-        batch: Batch | BlockBatch | LateBatch,
+        batch: Batch | BlockBatch,
         done: OnAppended,
-        whole: AtomicAppend | None = None,
         *,
         relaxed: bool = False,
     ) -> None:
@@ -165,7 +163,13 @@ class EmbeddedPartition(Partition):
             return
         _ = batch.size_bytes  # what has none is a bug of the caller, and must not reach the others
         self._committer.submit(self, relaxed)
-        self._waiting.append(Waiting(batch, done, whole))
+        self._waiting.append(Waiting(batch, done, None))
+
+    def append_part(self, part: Waiting) -> None:
+        """Append a part of an atomic append, all partitions of which took appends a moment ago. If this one has failed since, which another
+        thread may find, the commit refuses all parts."""
+        self._committer.submit(self, relaxed=False)
+        self._waiting.append(part)
 
     def refusal(self) -> PenstockError | None:
         """Why an append made now would not be taken."""

@@ -391,7 +391,7 @@ def _index(segment: Segment, commit: list[tuple[Block, int]]) -> None:
 
 
 def is_unused(disk: Disk, path: Path) -> bool:
-    """Whether nothing was ever written to a segment file; it may hold reserved space."""
+    """Whether nothing was ever written to a segment file; it may hold reserved space. What the disk cannot read counts as written."""
     head = read_head(path)
     if offset_range(path)[1] is not None or (head is not None and head.covers):
         return False
@@ -400,6 +400,8 @@ def is_unused(disk: Disk, path: Path) -> bool:
         # A used one shows it at once, so that only an unused one is read to its end.
         begins_empty = not disk.pread(fd, HEADER_BYTES, 0).strip(b"\0")
         return begins_empty and end_of_data(disk, fd, 0, path.stat().st_size) == 0
+    except OSError:
+        return False
     finally:
         os.close(fd)
 

@@ -214,7 +214,7 @@ class Segment:
             try:
                 window = self._disk.pread(file.fd, min(STEP_BYTES * 4, end - at), at)
             except OSError:
-                at += _SECTOR_BYTES
+                at += _SECTOR_BYTES - at % _SECTOR_BYTES
                 continue
             found = window.find(MAGIC)
             while found >= 0:
@@ -346,13 +346,14 @@ def read_head(path: Path) -> SegmentIndex | None:
 
 
 def _first_block(segment_path: Path, disk: Disk, salt: int, *, whole: bool) -> BlockHeader | None:
-    """Return the header of a segment's first block, if it was written there; with `whole`, if all of the block is as it was."""
+    """Return the header of a segment's first block, if it was written there and can be read; with `whole`, if all of the block is as it
+    was."""
     fd = disk.open_read(segment_path)
     try:
         header = BlockHeader(disk.pread(fd, HEADER_BYTES, 0))
         if whole:
             header = Block(disk.pread(fd, header.size_bytes, 0))
-    except CorruptBlock:
+    except (CorruptBlock, OSError):
         return None
     finally:
         os.close(fd)

@@ -10,6 +10,7 @@ its metadata, which is atomic: everything else (directories of new partitions, s
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -208,7 +209,7 @@ class _Copies(NamedTuple):
 
     whole: list[StoredTopic]
     damaged: bool
-    """Whether one is damaged."""
+    """Whether one is damaged, or the disk cannot read it."""
 
 
 def _read_copies(directory: Path) -> _Copies:
@@ -219,6 +220,11 @@ def _read_copies(directory: Path) -> _Copies:
         try:
             data = (directory / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            copies = copies._replace(damaged=True)
             continue
         if copies.whole and data == first:
             copies.whole.append(copies.whole[0])
