@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.errors import InvalidRequest, NotWritten, PenstockError
+from penstock.errors import CorruptBlock, InvalidRequest, MissingSegment, NotWritten, PenstockError
 from penstock.log.api import Appended, Batch, BatchFor, Durability, TopicConfig
 from penstock.log.appending import start_append
 from penstock.log.embedded import EmbeddedEngine, EngineOptions
@@ -516,25 +516,46 @@ async def test_a_checkpoint_passes_over_topics_that_were_deleted_under_it(open_e
     assert lines == []
 
 
-async def test_a_checkpoint_saves_the_index_of_a_segment_only_when_it_has_grown_much(
+async def test_a_checkpoint_saves_the_index_of_a_segment_once_and_when_it_has_grown_much(
     open_engine: OpenEngine, data_dir: Path, tmp_path: Path
 ) -> None:
     engine = await open_engine(options=EngineOptions.model_construct(journal_bytes=1))
     await engine.create_topic("orders", TopicConfig(partitions=2))
-    topics = data_dir / "topics"
-    await append_to_each(engine, "orders", 2)
-    await settled(engine)
-    assert not list(topics.glob("*/*/*.index"))
-    await append_to_each(engine, "orders", 2, bytes(SAVED_INDEX_BYTES_MIN))
-    await settled(engine)
-    assert len(list(topics.glob("*/*/*.index"))) == 2
-    await append_to_each(engine, "orders", 2, b"y")
-    await settled(engine)
+
+    async def saved_after(*values: bytes) -> list[int]:
+        for value in values:
+            await append_to_each(engine, "orders", 2, value)
+            await settled(engine)
+        return [engine.partition("orders", index).writer.segment.index.saved_covers for index in (0, 1)]
+
+    first = await saved_after(b"x")
+    assert min(first) > 0
+    assert await saved_after(b"y", b"z") == first
+    assert min(await saved_after(bytes(SAVED_INDEX_BYTES_MIN))) > SAVED_INDEX_BYTES_MIN
+    await saved_after(b"last")
     assert not journal_paths(data_dir / "journal"), "what a start has to scan is in the segments only"
     again = await open_engine(crash_image(data_dir, tmp_path / "image"))
     for index in (0, 1):
         values = await read_values(again.partition("orders", index))
-        assert values == [b"x", bytes(SAVED_INDEX_BYTES_MIN), b"y"]
+        assert values == [b"x", b"y", b"z", bytes(SAVED_INDEX_BYTES_MIN), b"last"]
+
+
+@pytest.mark.parametrize("lost", ["emptied", "deleted"])
+async def test_a_small_segment_that_is_lost_after_a_checkpoint_is_noticed(
+    open_engine: OpenEngine, data_dir: Path, tmp_path: Path, lost: str
+) -> None:
+    engine = await open_engine(options=EngineOptions.model_construct(journal_bytes=1))
+    await engine.create_topic("orders", TopicConfig(partitions=2))
+    await append_to_each(engine, "orders", 2)
+    await settled(engine)
+    image = crash_image(data_dir, tmp_path / "image")
+    for segment in image.glob("topics/*/0/*.log"):
+        if lost == "emptied":
+            segment.write_bytes(b"")
+        else:
+            segment.unlink()
+    with pytest.raises((CorruptBlock, MissingSegment)):
+        await open_engine(image)
 
 
 async def test_a_journal_that_cannot_be_removed_stops_nothing(open_engine: OpenEngine, data_dir: Path) -> None:

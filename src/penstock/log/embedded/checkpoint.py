@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 SAVED_INDEX_BYTES_MIN: Final = 16 << 10
-"""A checkpoint saves the index of a segment that has grown by this much. A start scans less than that as quickly as it reads an index, and
-where many topics are written in turn, each record would cost a file. Maintenance saves the index of a segment that is left alone."""
+"""A checkpoint saves the index of a segment that has none yet, by which a start knows that the segment is missing or empty, or that has
+grown by this much since. A start scans less than that as quickly as it reads an index, and where many topics are written in turn, each
+record would cost a file. Maintenance saves the index of a segment that is left alone."""
 
 
 class Checkpoints:
@@ -93,9 +94,8 @@ class Checkpoints:
                 fd = open_for_sync(self._disk, partition)
                 if fd is not None:
                     work.append((partition, fd))
-                grown_bytes = index.covers - index.saved_covers
-                encoded = index.encode() if grown_bytes >= self._saved_bytes_min else b""
-                self._covered.append((partition, writer, encoded, index.covers))
+                worth_saving = not index.saved_covers or index.covers - index.saved_covers >= self._saved_bytes_min
+                self._covered.append((partition, writer, index.encode() if worth_saving else b"", index.covers))
             except OSError as error:
                 _log.error("journal_kept", path=str(retired), partition=str(partition), error=str(error))
                 retired = None
