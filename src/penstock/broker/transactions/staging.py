@@ -395,6 +395,7 @@ class Staging(Part):
         await self.sweep()
         if self._sweeps % FORGET_EVERY_SWEEPS == 0:
             self._applications.forget(self._tickets.by_application)
+            self._tickets.forget_ended()
         return SWEEP_S
 
 
