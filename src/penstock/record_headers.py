@@ -30,8 +30,8 @@ def encode_headers(pairs: Iterable[tuple[str, bytes | None]]) -> bytes:
     return b"".join(parts)
 
 
-def check_headers(cell: bytes, pairs_max: int = HEADERS_PER_RECORD_MAX) -> None:
-    """Raise InvalidRequest unless the cell is what `encode_headers` makes of so many headers at most."""
+def check_headers(cell: bytes, pairs_max: int = HEADERS_PER_RECORD_MAX) -> int:
+    """Return the number of headers. Raises InvalidRequest unless the cell is what `encode_headers` makes of so many at most."""
     at = pairs = 0
     try:
         while at < len(cell):
@@ -48,6 +48,7 @@ def check_headers(cell: bytes, pairs_max: int = HEADERS_PER_RECORD_MAX) -> None:
         raise InvalidRequest("a header's name is not UTF-8") from error
     if at > len(cell):
         raise InvalidRequest("a record's headers are cut short")
+    return pairs
 
 
 def decode_headers(cell: bytes) -> list[tuple[str, bytes | None]]:
