@@ -171,6 +171,17 @@ async def test_staged_records_do_not_take_the_space_held_back_for_the_brokers_ow
         assert await house.values("orders") == [b"a", b"b"]
 
 
+async def test_an_attempt_with_a_request_on_its_way_does_not_expire(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        staging = house.start_stage("orders", [(0, [b"a"])])
+        house.clock.advance(2 * DAY_S)
+        await house.staging.sweep()
+        await staging
+        assert await house.publish(0, ("a", 1)) is Committed.NOW
+
+
 @pytest.mark.embedded
 async def test_what_was_dropped_while_the_disk_was_full_is_not_kept_for_good(
     house: StagingHouse, monkeypatch: pytest.MonkeyPatch
