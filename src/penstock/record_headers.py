@@ -30,6 +30,27 @@ def encode_headers(pairs: Iterable[tuple[str, bytes | None]]) -> bytes:
     return b"".join(parts)
 
 
+def check_headers(cell: bytes, pairs_max: int = HEADERS_PER_RECORD_MAX) -> int:
+    """Return the number of headers. Raises InvalidRequest unless the cell is what `encode_headers` makes of so many at most."""
+    at = pairs = 0
+    try:
+        while at < len(cell):
+            if pairs == pairs_max:
+                raise InvalidRequest(f"a record has more than {HEADERS_PER_RECORD_MAX} headers")
+            name_bytes, value_bytes = _PAIR.unpack_from(cell, at)
+            name_at = at + _PAIR.size
+            cell[name_at : name_at + name_bytes].decode()
+            at = name_at + name_bytes + max(value_bytes, 0)
+            pairs += 1
+    except struct.error:
+        at = len(cell) + 1
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("a header's name is not UTF-8") from error
+    if at > len(cell):
+        raise InvalidRequest("a record's headers are cut short")
+    return pairs
+
+
 def decode_headers(cell: bytes) -> list[tuple[str, bytes | None]]:
     """Return names and values. Raises CorruptBlock."""
     pairs: list[tuple[str, bytes | None]] = []

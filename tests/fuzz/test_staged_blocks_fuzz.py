@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import google_crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.transactions import blocks as checking
 from penstock.broker.transactions.blocks import check_parts
 from penstock.errors import InvalidRequest, RecordTooLarge
 from penstock.log.api import BlockBatch, TopicConfig, TopicInfo
@@ -25,15 +28,18 @@ changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_s
 
 
 @settings(max_examples=400)
-@given(blocks, changes, st.booleans())
-def test_what_is_let_in_can_be_read(data: bytes, changed: list[tuple[int, int]], summed_again: bool) -> None:
+@given(blocks, changes, st.booleans(), st.sampled_from((1, checking._CELLS_MIN)))
+def test_what_is_let_in_can_be_read(
+    data: bytes, changed: list[tuple[int, int]], summed_again: bool, cells_min: int
+) -> None:
     damaged = bytearray(data)
     for at, byte in changed:
         damaged[at % len(damaged)] = byte
     if summed_again:
         damaged[4:8] = google_crc32c.value(bytes(damaged[SUMMED_AT:])).to_bytes(4, "little")
     try:
-        [(_, block)] = check_parts(INFO, [(0, bytes(damaged))], LIMITS)
+        with patch.object(checking, "_CELLS_MIN", cells_min):
+            [(_, block)] = check_parts(INFO, [(0, bytes(damaged))], LIMITS)
     except (InvalidRequest, RecordTooLarge):
         return
     stored = Block(place_block(BlockBatch([block]).blocks[0], 1000, 5))

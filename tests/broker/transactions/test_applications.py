@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from penstock.broker.transactions import staging
 from penstock.broker.transactions.staging import Committed
 from penstock.errors import InvalidRequest, NoSpace, ProducerFenced
 from tests.broker.transaction_house import ALICE
@@ -89,7 +90,30 @@ async def test_an_application_of_one_epoch_is_forgotten_after_a_day(house: Stagi
         await house.run("run", "query")
         house.clock.advance(DAY_S + 1)
         applications = house.staging._applications
-        applications.forget()
+        applications.forget(())
         while applications.standing(ALICE, "job").run:
             await asyncio.sleep(0)
         assert applications.standing(ALICE, "query").run == 1
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_an_application_that_stages_for_more_than_a_day_is_not_forgotten(
+    house: StagingHouse, monkeypatch: pytest.MonkeyPatch, *, restarts: bool
+) -> None:
+    monkeypatch.setattr(staging, "FORGET_EVERY_SWEEPS", 1)
+    async with house:
+        await house.topic("orders")
+        await house.run("run", "job", lasting=False)
+        await house.run("run", "other", lasting=False)
+        for sequence in range(2):
+            await house.stage("orders", [(0, [b"%d" % sequence])], application="job", sequence=sequence)
+            house.clock.advance(DAY_S * 2 / 3)
+            if restarts:
+                await house.restart()
+            else:
+                await house.staging._sweep_step()
+        while house.staging._applications.standing(ALICE, "other").run:
+            await asyncio.sleep(0)
+        await house.stage("orders", [(0, [b"2"])], application="job", sequence=2)
+        assert await house.publish(0, ("a", 3), application="job") is Committed.NOW
+        assert await house.values("orders") == [b"0", b"1", b"2"]

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.transactions import blocks
+from penstock.broker.transactions.blocks import check_parts
 from penstock.broker.transactions.entries import Place
 from penstock.broker.transactions.staging import Committed
 from penstock.errors import (
@@ -16,6 +18,7 @@ from penstock.errors import (
     RecordTooLarge,
     TopicNotFound,
 )
+from penstock.log.api import TopicConfig, TopicInfo
 from penstock.log.block import Block, encode_block
 from penstock.record_headers import encode_headers
 from penstock.testing.clock import ManualClock
@@ -72,12 +75,15 @@ async def test_records_are_checked_when_they_are_staged(house: StagingHouse) -> 
         (encode_headers([("a", None)] * 1001), "more than 1000"),
     ],
 )
-async def test_headers_that_no_reader_could_read_are_refused(house: StagingHouse, cell: bytes, problem: str) -> None:
+@pytest.mark.parametrize("others", [2, 300])
+async def test_headers_that_no_reader_could_read_are_refused(
+    house: StagingHouse, cell: bytes, problem: str, others: int
+) -> None:
     fine = encode_headers([("ä", b"1"), ("", None), ("b", b"")])
     async with house:
         await house.topic("orders")
         await house.run()
-        block = encode_block(0, 0, [b"v"] * 4, None, [fine, None, cell, fine])
+        block = encode_block(0, 0, [b"v"] * (others + 2), None, [fine, None, cell, *[fine] * (others - 1)])
         with pytest.raises(InvalidRequest, match=problem):
             house.staging.stage(ALICE, "orders", Place("query", 1, 0, "a", 0), [(0, block)], done=lambda error: None)
         good = encode_block(0, 0, [b"v"] * 3, [b"k", None, b""], [fine, None, encode_headers([("x", bytes(300))])])
@@ -88,6 +94,17 @@ async def test_headers_that_no_reader_could_read_are_refused(house: StagingHouse
         (stored,) = await house.engine.partition("orders", 0).read(0)
         assert stored.keys() == [b"k", None, b""]
         assert stored.headers() == Block(good).headers()
+
+
+def test_the_longest_headers_of_a_few_records_are_not_walked_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a vector costs the same for one cell as for a hundred: a request of such blocks would hold up the broker for minutes."""
+    steps: list[int] = []
+    monkeypatch.setattr(blocks, "_check_names", lambda data, at, sizes: steps.append(len(at)))
+    longest, short = encode_headers([("a", b"")] * 1000), encode_headers([("a", b"")])
+    info = TopicInfo("orders", "0" * 32, TopicConfig(), 0)
+    for cells in ([longest], [longest, *[short] * 1000]):
+        check_parts(info, [(0, encode_block(0, 0, [b"v"] * len(cells), None, cells))], BrokerLimits())
+    assert steps == [1001]
 
 
 async def test_a_record_larger_than_a_block_is_staged_alone(tmp_path: Path, clock: ManualClock) -> None:

@@ -161,6 +161,8 @@ class Walk:
         committing = asyncio.create_task(self._house.publish(self._model.epoch + 1, *winners, run=self._model.run))
         for _ in range(self._chance.randrange(40)):
             await asyncio.sleep(0)
+        for publication in self._house.staging._publications():
+            publication.stop()
         await self._house.restart()
         await asyncio.gather(committing, return_exceptions=True)
         await self._house.publish(self._model.epoch + 1, *winners, run=self._model.run)

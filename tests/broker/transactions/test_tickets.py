@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.transactions import staging
 from penstock.broker.transactions.entries import Winner
 from penstock.broker.transactions.staging import Committed
 from penstock.broker.transactions.tickets import IDLE_S_MAX
@@ -168,6 +169,40 @@ async def test_staged_records_do_not_take_the_space_held_back_for_the_brokers_ow
         await house.stage("orders", [(0, [b"b"])], sequence=1)
         assert await house.publish(0, ("a", 2)) is Committed.NOW
         assert await house.values("orders") == [b"a", b"b"]
+
+
+async def test_an_attempt_with_a_request_on_its_way_does_not_expire(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        staging = house.start_stage("orders", [(0, [b"a"])])
+        house.clock.advance(2 * DAY_S)
+        await house.staging.sweep()
+        await staging
+        assert await house.publish(0, ("a", 1)) is Committed.NOW
+
+
+@pytest.mark.embedded
+async def test_what_was_dropped_while_the_disk_was_full_is_not_kept_for_good(
+    house: StagingHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "FORGET_EVERY_SWEEPS", 1)
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        for attempt in ("a", "b"):
+            await house.stage("orders", [(0, [b"1"])], epoch=ord(attempt), attempt=attempt)
+        house.disk.disk_full()
+        await house.staging.abort(ALICE, "query", 1, ord("a"))
+        await asyncio.gather(*house.staging._tasks)
+        house.disk.disk_full_off()
+        entries = house.staging._tickets.table
+        await house.staging._sweep_step()
+        while len(entries) > 1:
+            await asyncio.sleep(0)
+        await house.restart()
+        assert house.staging.stats.tickets == 1
+        assert await house.publish(ord("b"), ("b", 1)) is Committed.NOW
 
 
 async def test_an_application_of_one_epoch_leaves_nothing_behind(house: StagingHouse) -> None:

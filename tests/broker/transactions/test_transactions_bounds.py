@@ -9,6 +9,7 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.transactions import transactions
 from penstock.broker.transactions.transactions import RECORD_OVERHEAD_BYTES, Added
 from penstock.errors import (
     LimitExceeded,
@@ -199,3 +200,24 @@ async def test_after_a_failed_flush_the_outcome_is_unknown_until_a_restart_tells
             assert held == [[], []]
             with pytest.raises(TransactionNotFound):
                 await house.commit(transaction)
+
+
+@pytest.mark.embedded
+async def test_a_commit_of_unknown_outcome_is_not_forgotten_for_those_that_end_after_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "ENDED_MAX", 2)
+    async with house:
+        await house.topic("orders")
+        unknown, first = house.begin(), house.begin()
+        house.add(unknown, "orders", [b"a"])
+        house.disk.fail_next_fsync()
+        with pytest.raises(OutcomeUnknown):
+            await house.commit(unknown)
+        for each in (first, house.begin(), house.begin()):
+            assert house.transactions.rollback(ALICE, each)
+        assert not house.transactions.rollback(ALICE, first), "it is forgotten"
+        with pytest.raises(OutcomeUnknown, match="restart the broker"):
+            await house.commit(unknown)
+        with pytest.raises(TransactionNotActive, match="only a restart"):
+            house.transactions.rollback(ALICE, unknown)

@@ -13,6 +13,7 @@ one epoch, one is done and the other finds it done.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final, NamedTuple
 
 import msgspec
@@ -79,7 +80,6 @@ class Applications:
 
     async def start(self) -> None:
         await self._table.load()
-        self.forget()
 
     async def close(self) -> None:
         await self._table.close()
@@ -142,13 +142,14 @@ class Applications:
             raise AccessDenied(f"application {application} belongs to someone else: choose another name")
         return entry
 
-    def forget(self) -> None:
-        """Drop those that have not been heard of for long."""
+    def forget(self, used: Container[str]) -> None:
+        """Drop those that have not been heard of for long, but those in use: a run may take longer than an application is remembered."""
         now_ms = self._clock.now_ms()
         self._table.forget(
             name
             for name, entry in self._table.items()
             if now_ms - entry.changed_ms > (REMEMBERED_MS if entry.lasting else SINGLE_REMEMBERED_MS)
+            and name not in used
         )
 
 

@@ -27,11 +27,13 @@ from penstock.log.block import (
     RawColumn,
     encode_columns,
 )
-from penstock.record_headers import HEADERS_PER_RECORD_MAX
+from penstock.record_headers import HEADERS_PER_RECORD_MAX, check_headers
 
 # What a reader from the middle of a block must decode; the log makes blocks of 1 MiB. One record may be larger.
 BLOCK_BYTES_MAX: Final = 4 << 20
 _PAIR_BYTES: Final = 6
+_CELLS_MIN: Final = 128
+"""Cells of headers that are worth vector operations: a step takes 30 us and more for all of them, and 0.3 us for one by itself."""
 _COUNT_FIELD: Final = 7
 """In a block's header: the number of records."""
 
@@ -148,13 +150,15 @@ def _lengths(column: BinaryColumn) -> Int64s:
 
 
 def _check_headers(column: BinaryColumn) -> None:
-    """Every cell must be pairs as `encode_headers` makes them: walked one pair of all cells at a time."""
+    """Every cell must be pairs as `encode_headers` makes them: walked one pair of all cells at a time, while there are many."""
     data = np.frombuffer(column.data, np.uint8)
     at, ends = column.offsets[:-1].astype(np.int64), column.offsets[1:].astype(np.int64)
-    for _ in range(HEADERS_PER_RECORD_MAX):
+    for walked in range(HEADERS_PER_RECORD_MAX + 1):
         going_on = at < ends
         at, ends = at[going_on], ends[going_on]
-        if not len(at):
+        if len(at) < _CELLS_MIN or walked == HEADERS_PER_RECORD_MAX:
+            for start, end in zip(at.tolist(), ends.tolist(), strict=True):
+                check_headers(bytes(column.data[start:end]), HEADERS_PER_RECORD_MAX - walked)
             return
         if (ends - at < _PAIR_BYTES).any():
             raise InvalidRequest("a record's headers are cut short")
@@ -165,8 +169,6 @@ def _check_headers(column: BinaryColumn) -> None:
         if (at > ends).any():
             raise InvalidRequest("a record's headers are cut short")
         _check_names(data, names_at, name_bytes)
-    if (at < ends).any():
-        raise InvalidRequest(f"a record has more than {HEADERS_PER_RECORD_MAX} headers")
 
 
 def _little(data: np.ndarray[tuple[int], np.dtype[np.uint8]], at: Int64s, width: int) -> Int64s:

@@ -104,6 +104,7 @@ class Staging(Part):
         """Find what was staged before, and continue with the commits that were decided."""
         await self._applications.start()
         await self._tickets.load()
+        self._applications.forget(self._tickets.by_application)
         for name, commit in list(self._tickets.commits.items()):
             self._resume(name, commit)
         self._sweeping = self.background.loop("staging_sweep", self._sweep_step, first_s=SWEEP_S)
@@ -393,7 +394,8 @@ class Staging(Part):
         self._sweeps += 1
         await self.sweep()
         if self._sweeps % FORGET_EVERY_SWEEPS == 0:
-            self._applications.forget()
+            self._applications.forget(self._tickets.by_application)
+            self._tickets.forget_ended()
         return SWEEP_S
 
 

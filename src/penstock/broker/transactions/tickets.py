@@ -161,6 +161,14 @@ class Tickets:
         await self.table.close()
         await self.commits.close()
 
+    def forget_ended(self) -> None:
+        """Delete the entries of tickets that have ended: where that failed when they did, on a full disk for one, they are still there."""
+        self.table.forget(key for key, _ in self.table.items() if not self._has(key))
+
+    def _has(self, key: TicketKey) -> bool:
+        application = self.by_application.get(key.application)
+        return application is not None and key in application.tickets
+
     def application(self, name: str) -> StagedApplication:
         application = self.by_application.get(name)
         if application is None:
@@ -386,7 +394,7 @@ class StagedApplication:
         self._count(ticket, -ticket.size_bytes)
 
     def _delete_entries(self, tickets: Sequence[Ticket]) -> None:
-        """If it fails they come back with a restart, and expire."""
+        """If it fails a later sweep does it."""
         if tickets:
             with suppress(PenstockError):
                 deleting = self.shared.table.change([(ticket.key, None) for ticket in tickets])

@@ -159,6 +159,10 @@ class Transactions(Part):
         """In the order in which they began, which is the order in which they time out."""
         self._open_by_owner: Counter[str] = Counter()
         self._ended: dict[str, _Ended] = {}
+        """The last ones, the oldest first."""
+        self._unknown: dict[str, _Ended] = {}
+        """Not forgotten: who hears that there is no such transaction writes its records again. They are few: where a commit ends like this,
+        the log takes no other until it is started again."""
         limits = self._limits
         self._table = Table(
             self._engine,
@@ -438,7 +442,7 @@ class Transactions(Part):
         outcome = self._table.get(transaction_id)
         if outcome is not None:
             return State.COMMITTED if outcome.owner == principal.name else None
-        ended = self._ended.get(transaction_id)
+        ended = self._unknown.get(transaction_id) or self._ended.get(transaction_id)
         return ended.state if ended is not None and ended.owner == principal.name else None
 
     def _grow(self, transaction: _Gathered, records: int, size_bytes: int) -> None:
@@ -473,7 +477,8 @@ class Transactions(Part):
         self.stats.open_bytes -= transaction.size_bytes
         if len(self._ended) >= ENDED_MAX:
             del self._ended[next(iter(self._ended))]
-        self._ended[transaction.id] = _Ended(transaction.owner, state)
+        ended = self._unknown if state is State.UNKNOWN else self._ended
+        ended[transaction.id] = _Ended(transaction.owner, state)
 
     def _time_out(self, transaction: _Gathered) -> None:
         self._end(transaction, State.TIMED_OUT)

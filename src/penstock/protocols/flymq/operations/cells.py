@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.errors import CorruptBlock, ProtocolViolation
+from penstock.errors import InvalidRequest, ProtocolViolation
 from penstock.protocols.bytes import ByteReader
 from penstock.protocols.flymq.operations.layout import Layout, Pieces
-from penstock.record_headers import HEADERS_PER_RECORD_MAX, decode_headers
+from penstock.record_headers import check_headers
 
 NULL: Final = -1
 """The length of a byte string that is null."""
@@ -69,14 +69,9 @@ class HeaderCells(Cells):
         left = self.headers_max
         for cell in filter(None, cells):
             try:
-                count = len(decode_headers(cell))
-            except CorruptBlock as error:
+                left -= check_headers(cell)
+            except InvalidRequest as error:
                 raise ProtocolViolation(f"invalid binary format: {error.message}") from None
-            if count > HEADERS_PER_RECORD_MAX:
-                raise ProtocolViolation(
-                    f"invalid binary format: a record has {count} headers, at most {HEADERS_PER_RECORD_MAX} are allowed"
-                )
-            left -= count
             if left < 0:
                 raise ProtocolViolation(
                     f"invalid binary format: more than {self.headers_max} headers in one request: send fewer records at a time"
