@@ -103,6 +103,10 @@ class BrokerLimits(Section):
     # An answer takes 200 bytes, and up to 2 KiB if its records are spread.
     producers_bytes_max: Size = Field(64 << 20, ge=1 << 10)
     """Memory for answers to requests of producers that may be sent again. Above it producers are forgotten in the same way."""
+    # Some 300 bytes of memory each.
+    applications_max: int = Field(100_000, ge=2)
+    """Applications (Spark queries and jobs) whose last commit is remembered, so that a repeated one is recognized: for a year, or for a
+    day if they make only one. One principal has at most half as many."""
     # Each has an internal topic, and a file open.
     staged_applications_max: int = Field(1_000, ge=1)
     """Applications (Spark queries and jobs) with staged records."""

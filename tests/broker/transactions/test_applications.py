@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from penstock.broker.limits import BrokerLimits
 from penstock.broker.transactions import staging
 from penstock.broker.transactions.staging import Committed
-from penstock.errors import InvalidRequest, NoSpace, ProducerFenced
-from tests.broker.transaction_house import ALICE
+from penstock.errors import InvalidRequest, LimitExceeded, NoSpace, ProducerFenced
+from penstock.testing.clock import ManualClock
+from tests.broker.transaction_house import ALICE, BOB
 from tests.broker.transactions.staging_house import StagingHouse
 
 DAY_S = 24 * 3600
@@ -117,3 +120,14 @@ async def test_an_application_that_stages_for_more_than_a_day_is_not_forgotten(
         await house.stage("orders", [(0, [b"2"])], application="job", sequence=2)
         assert await house.publish(0, ("a", 3), application="job") is Committed.NOW
         assert await house.values("orders") == [b"0", b"1", b"2"]
+
+
+async def test_one_principal_has_at_most_half_of_the_applications(tmp_path: Path, clock: ManualClock) -> None:
+    async with StagingHouse(tmp_path / "data", clock, limits=BrokerLimits(applications_max=4)) as house:
+        await house.run(application="a")
+        await house.run(application="b")
+        for refused in (house.run(application="c"), house.publish(0, run=1, application="c")):
+            with pytest.raises(LimitExceeded, match=r"alice has 2 applications.*limits.applications_max"):
+                await refused
+        assert await house.run("again", application="a") == 2
+        assert await house.run(application="c", who=BOB) == 1

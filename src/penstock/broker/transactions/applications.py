@@ -24,14 +24,12 @@ from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.limits import INT64_MAX
 from penstock.broker.table import PreparedChange, Table
 from penstock.clock import Clock
-from penstock.errors import AccessDenied, InvalidRequest, ProducerFenced
+from penstock.errors import AccessDenied, InvalidRequest, LimitExceeded, ProducerFenced
 from penstock.log.api import Engine
 from penstock.names import NAME_BYTES_MAX, validate_name
 
 APPLICATIONS_TOPIC: Final = "__applications"
 ENTRY_BYTES_MAX: Final = 1 << 10
-# Some 300 bytes of memory each.
-APPLICATIONS_MAX: Final = 100_000
 # One that comes back later than this finds its last epoch no longer known. Those that have one epoch only are asked again within minutes.
 REMEMBERED_MS: Final = 365 * 24 * 3600 * 1000
 SINGLE_REMEMBERED_MS: Final = 24 * 3600 * 1000
@@ -64,8 +62,9 @@ class Application(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Applications:
-    def __init__(self, engine: Engine, clock: Clock, background: Background) -> None:
+    def __init__(self, engine: Engine, clock: Clock, background: Background, applications_max: int) -> None:
         self._clock = clock
+        self._applications_max = applications_max
         self.held: KeyedLocks[str] = KeyedLocks()
         """By name: held from reading an entry until its change is committed."""
         self._table = Table(
@@ -73,7 +72,7 @@ class Applications:
             APPLICATIONS_TOPIC,
             str,
             Application,
-            entries_max=APPLICATIONS_MAX,
+            entries_max=applications_max,
             background=background,
             value_bytes_max=ENTRY_BYTES_MAX,
         )
@@ -134,13 +133,25 @@ class Applications:
         return entry
 
     def standing(self, principal: Principal, application: str) -> Application:
-        """Its newest run and last epoch. Raises AccessDenied if it is somebody else's."""
+        """Its newest run and last epoch. Raises AccessDenied if it is somebody else's, LimitExceeded if it would be one too many."""
         entry = self._table.get(application)
         if entry is None:
+            self._check_share(principal)
             return Application(principal.name, 0, -1, 0)
         if entry.owner != principal.name:
             raise AccessDenied(f"application {application} belongs to someone else: choose another name")
         return entry
+
+    def _check_share(self, principal: Principal) -> None:
+        """Raise LimitExceeded if a principal has its share of the applications."""
+        share = self._applications_max // 2
+        if len(self._table) < share:
+            return
+        if sum(entry.owner == principal.name for _, entry in self._table.items()) >= share:
+            raise LimitExceeded(
+                f"{principal.name} has {share} applications, the most allowed for one principal: give writers that come back "
+                "the same txnAppId, or raise limits.applications_max"
+            )
 
     def forget(self, used: Container[str]) -> None:
         """Drop those that have not been heard of for long, but those in use: a run may take longer than an application is remembered."""

@@ -89,7 +89,7 @@ class Staging(Part):
 
     def __init__(self, context: Context, validation: Validation) -> None:
         super().__init__(context)
-        self._applications = Applications(self._engine, self._clock, self.background)
+        self._applications = Applications(self._engine, self._clock, self.background, self._limits.applications_max)
         self._validation = validation
         self._tickets = Tickets(context)
         self._tasks = self._tickets.tasks
