@@ -163,6 +163,23 @@ async def test_a_stream_with_too_much_unanswered_is_not_read_while_others_are(tm
         assert await read_all(greedy) == (b"x" * 1_000 + b"\n") * 200
 
 
+async def test_a_session_hears_of_nothing_more_while_it_answers(tmp_path: Path) -> None:
+    limits = QuicLimits(stream_in_flight_bytes_max=64 * KIB)
+    async with talking(tmp_path, limits) as (service, _, stream):
+        line = b"later " + b"x" * 1_000 + b"\n"
+        stream.send(line * 100, end=True)
+        await until(lambda: service.stats.read_pauses == 1)
+        await until_nothing_moves(service)
+        [session] = service.sessions[0].streams
+        while session.later or not session.has_ended:
+            while session.later:
+                before = session.received, session.has_ended
+                session.answer()
+                assert (session.received, session.has_ended) == before
+            await asyncio.sleep(0)
+        assert await read_all(stream) == (b"x" * 1_000 + b"\n") * 100
+
+
 async def test_a_connection_with_too_much_unanswered_gives_its_client_no_more_credit(tmp_path: Path) -> None:
     limits = QuicLimits(in_flight_bytes_max=256 * KIB, stream_in_flight_bytes_max=4 * MIB)
     async with talking(tmp_path, limits) as (service, client, stream):

@@ -13,7 +13,7 @@ from penstock.quic.core import UNEXPECTED_MESSAGE, QuicCore, StreamRefused
 from penstock.quic.events import STOP_SENDING, STREAM_DATA, STREAM_FINISHED, STREAM_RESET
 from penstock.quic.joined_data import JOINED_BYTES_MAX
 from penstock.quic.settings import DATAGRAM_BYTES_LOOPBACK, QuicSettings
-from tests.quic.talk import CLIENT, KIB, MIB, Talk
+from tests.quic.talk import CLIENT, KIB, MIB, SERVER, Talk
 
 QUIET_STEPS = 100
 
@@ -196,6 +196,22 @@ def test_what_was_lost_is_known_until_it_is_repaired(tmp_path: Path) -> None:
             break
     assert talk.client.losses > 0
     assert len(talk.received[talk.server][stream_id]) == 200_000
+
+
+def test_what_was_lost_is_known_while_there_is_more_to_send(tmp_path: Path) -> None:
+    talk = Talk(tmp_path).shake_hands()
+    for _ in talk.steps(50):
+        pass
+    client, server = talk.client, talk.server
+    client.send(client.open_stream(one_way=True), bytes(MIB), end=False)
+    for turn in range(3):
+        assert client.may_send, "so that a connection does not ask whether it must"
+        talk.now_s += 0.002
+        for datagram, _ in client.take_datagrams(talk.now_s, 100)[turn == 0 :]:
+            server.receive(datagram, len(datagram), CLIENT, talk.now_s)
+        for datagram, _ in server.take_datagrams(talk.now_s, 100):
+            client.receive(datagram, len(datagram), SERVER, talk.now_s)
+    assert client.losses == 1
 
 
 def test_handshake_messages_after_the_handshake_end_the_connection(tmp_path: Path) -> None:

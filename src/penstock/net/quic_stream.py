@@ -139,8 +139,9 @@ class QuicServerStream(Stream):
         assert self._held_bytes >= 0, "a stream released more request bytes than it held"
         connection = self._connection
         connection.flow.release(size_bytes)
-        if self._blocked_by & OWN_REQUESTS and self._held_bytes * 2 <= connection.limits.stream_in_flight_bytes_max:
-            self._unblock(OWN_REQUESTS)
+        if self._blocked_by & OWN_REQUESTS and self._has_room:
+            # Later, because the session may be about to answer more, or to send what it has answered.
+            asyncio.get_running_loop().call_soon(self._resume_requests)
         if not self._held_bytes:
             if self._finishing:
                 connection.conclude_later(self)
@@ -268,6 +269,14 @@ class QuicServerStream(Stream):
             self._blocked_by &= ~reason
             if not self._blocked_by:
                 self.resume_receiving()
+
+    @property
+    def _has_room(self) -> bool:
+        return self._held_bytes * 2 <= self._connection.limits.stream_in_flight_bytes_max
+
+    def _resume_requests(self) -> None:
+        if self._has_room:
+            self._unblock(OWN_REQUESTS)
 
     def _forget_partial(self) -> None:
         if self._partial_bytes >= 0:

@@ -134,8 +134,7 @@ class QuicCore:
         """Whether the core has nothing to send for now: it said so, or left room in the last datagram."""
         self._cuts = False
         """Whether a RESET_STREAM or STOP_SENDING may be in flight: its acknowledgement lets the other one of its stream be sent."""
-        self.losses = 0
-        """Our datagrams that were declared lost over the connection's life, as of the last check."""
+        self._losses_noted = 0
         self.deadline_s = NEVER_S
         """When the next timer is due, as of the last check."""
 
@@ -221,6 +220,11 @@ class QuicCore:
     def in_flight_bytes(self) -> int:
         """Sent and not acknowledged."""
         return self._core.bytes_in_flight
+
+    @property
+    def losses(self) -> int:
+        """Our datagrams that were declared lost over the connection's life."""
+        return self._core.loss_total
 
     @property
     def newest_in_flight(self) -> int:
@@ -342,8 +346,8 @@ class QuicCore:
         """
         core = self._core
         losses = core.loss_total
-        if losses != self.losses:
-            self.losses = losses
+        if losses != self._losses_noted:
+            self._losses_noted = losses
             self.may_send, self._given = True, MANY
         if self.may_send:
             return True

@@ -17,6 +17,7 @@ class ReleasedCore:
 
     def __init__(self, core: QuicConnectionCore) -> None:
         self.active_path = core.active_path
+        self.loss_total = core.loss_total
         self.received_authenticated_packet = core.received_authenticated_packet
 
     def get_send_buffer_size(self, _stream_id: int | None) -> int:
