@@ -152,9 +152,9 @@ class EngineLoad:
         self._tell("told", number, key, *values)
         future = asyncio.get_running_loop().create_future()
 
-        def make(places: Mapping[Partition, Appended]) -> Batch:
+        def make(places: Mapping[Partition, Appended]) -> bytes:
             told = [[part.topic, part.index, places[part].base_offset] for part in partitions]
-            return Batch([json.dumps([number, told]).encode()], [b"%d" % key])
+            return json.dumps([number, told]).encode()
 
         def done(result: object) -> None:
             if not isinstance(result, PenstockError):
@@ -163,7 +163,7 @@ class EngineLoad:
                     self.note(partition, values, appended)
             future.set_result(None)
 
-        late = BatchFor(engine.partition("table", 0), LateBatch(make, 400))
+        late = BatchFor(engine.partition("table", 0), LateBatch(b"%d" % key, make, 400))
         engine.append_atomic([*(BatchFor(partition, Batch(values)) for partition, values in parts), late], done)
         return future
 

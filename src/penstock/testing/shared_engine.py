@@ -490,7 +490,7 @@ class SharedEngine(Engine):
             partition = _ours(part.partition)
             if partition.stored.deleted:
                 raise TopicNotFound(f"topic not found: {partition.topic} (it was deleted)")
-            batch = part.batch.make(places) if isinstance(part.batch, LateBatch) else part.batch
+            batch = part.batch.made(places) if isinstance(part.batch, LateBatch) else part.batch
             skip = self._random.randint(1, SKIP_MAX) if self._skips and self.chance() else 0
             encoded[partition] = partition.stored.encoded(batch, skip, self._clock.now_ms())
             if not isinstance(part.batch, LateBatch):

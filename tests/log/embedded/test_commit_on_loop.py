@@ -139,7 +139,7 @@ def start_atomic(engine: EmbeddedEngine, *parts: tuple[str, int, Batch | LateBat
 
 async def test_a_small_atomic_append_is_written_on_the_loop(engine: EmbeddedEngine, disk: TimedDisk) -> None:
     one, two = engine.partition("safe", 0), engine.partition("safe", 1)
-    late = LateBatch(lambda places: Batch([b"at %d" % places[one].base_offset]), 20)
+    late = LateBatch(None, lambda places: b"at %d" % places[one].base_offset, 20)
     seen = []
     for _ in range(3):
         disk.threads.clear()
@@ -157,7 +157,7 @@ async def test_late_records_that_a_topic_without_flushes_still_owes_are_written_
 ) -> None:
     await engine.create_topic("table", TopicConfig(cleanup="compact"))
     one = engine.partition("safe", 0)
-    late = LateBatch(lambda places: Batch([b"at %d" % places[one].base_offset], [b"k"]), 20)
+    late = LateBatch(b"k", lambda places: b"at %d" % places[one].base_offset, 20)
     await start_atomic(engine, ("table", 0, late), ("safe", 0, Batch([b"record"])))
     await engine.alter_topic("table", TopicConfig(cleanup="compact", durability=Durability("none")))
     flushes = disk.flushes["log"]

@@ -86,16 +86,19 @@ class JournalRecord:
         data: list[bytes] = []
         data_bytes = 0
         for topic_id, partition, segment_base, position, cells, _ in entries:
-            places.append(_ENTRY.pack(topic_id, partition, segment_base, position, len(cells)))
+            size_bytes = len(cells)
+            places.append(_ENTRY.pack(topic_id, partition, segment_base, position, size_bytes))
             data.append(cells)
-            data_bytes += len(cells)
-        head = b"".join((_REST_HEAD.pack(4 + _ENTRY.size * len(places) + data_bytes, len(places)), *places))
-        self.size_bytes = _SEALED_HEAD.size + len(head) + data_bytes
+            data_bytes += size_bytes
+        count = len(places)
+        sizes = _REST_HEAD.pack(4 + _ENTRY.size * count + data_bytes, count)
+        self.size_bytes = _SEALED_HEAD.size + _REST_HEAD.size + _ENTRY.size * count + data_bytes
         if data_bytes < COMBINED_BYTES_MIN:
-            rest = b"".join((head, *data))
+            rest = b"".join((sizes, *places, *data))
             self._rest = [rest]
             self._checksum = google_crc32c.value(rest)
             return
+        head = b"".join((sizes, *places))
         self._rest = [head, *data]
         self._checksum = google_crc32c.value(head)
         for entry in entries:
