@@ -235,6 +235,10 @@ class BatchFor(NamedTuple):
     batch: Batch | BlockBatch | LateBatch
 
 
+OnAllAppended = Callable[["Mapping[Partition, Appended] | PenstockError"], None]
+"""Gets where the parts of an atomic append are; that of a LateBatch may be missing."""
+
+
 class Mark(NamedTuple):
     """A block begins here: the offset of its first record, and its position in the file."""
 
@@ -268,7 +272,6 @@ class LogFiles(NamedTuple):
 
 
 OnAppended = Callable[[Appended | PenstockError], None]
-OnAllAppended = Callable[[Sequence[Appended] | PenstockError], None]
 
 
 class Partition(ABC):
@@ -581,5 +584,5 @@ class Engine(ABC):
 
         What these partitions held before is durable with it, whatever the durability of their topics. A LateBatch is told where the
         other parts are stored; if there are several, none of them is told of another. Where it is stored itself is not told if that is
-        later, by an offset of -1.
+        later.
         """

@@ -19,7 +19,7 @@ from penstock.log.embedded.commit import FLUSHED_ON_LOOP_PARTITIONS_MAX, WRITTEN
 from penstock.log.embedded.disk import QUICK_FLUSH_S_MAX
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import TimedDisk, path_of, settled
-from tests.log.records import append, read_values
+from tests.log.records import append, read_values, start_atomic_append
 
 THERE = "penstock-commit"
 
@@ -124,17 +124,12 @@ async def test_a_commit_to_many_partitions_goes_to_the_commit_thread(engine: Emb
     assert await writers(engine, disk, *wide) == {THERE}
 
 
-def start_atomic(engine: EmbeddedEngine, *parts: tuple[str, int, Batch | LateBatch]) -> asyncio.Future[list[Appended]]:
-    future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
-
-    def done(result: Sequence[Appended] | PenstockError) -> None:
-        if isinstance(result, PenstockError):
-            future.set_exception(result)
-        else:
-            future.set_result(list(result))
-
-    engine.append_atomic([BatchFor(engine.partition(topic, index), batch) for topic, index, batch in parts], done)
-    return future
+def start_atomic(
+    engine: EmbeddedEngine, *parts: tuple[str, int, Batch | LateBatch]
+) -> asyncio.Future[Sequence[Appended]]:
+    return start_atomic_append(
+        engine, [BatchFor(engine.partition(topic, index), batch) for topic, index, batch in parts]
+    )
 
 
 async def test_a_small_atomic_append_is_written_on_the_loop(engine: EmbeddedEngine, disk: TimedDisk) -> None:

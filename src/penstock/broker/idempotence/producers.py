@@ -148,6 +148,8 @@ class IdempotentProducers(Part):
         self._partition: Partition | None = None
         self._known: OrderedDict[bytes, _Producer] = OrderedDict()
         """By id, the one whose last request is the oldest first."""
+        self._newest: _Producer | None = None
+        """The last of them, if it is known."""
         self._shares = Shares(self._limits.producers_max, self._limits.producers_bytes_max)
         self._size_bytes = 0
         self._writes = 0
@@ -225,7 +227,7 @@ class IdempotentProducers(Part):
         def done(result: Appended | PenstockError | None) -> None:
             self._ended()
             if not isinstance(result, PenstockError):
-                self._known[producer_id] = _Producer(producer_id, principal.name, now_ms)
+                self._known[producer_id] = self._newest = _Producer(producer_id, principal.name, now_ms)
                 self._shares.add(principal.name, producer_id)
                 self.stats.registered += 1
                 self._forget_old()
@@ -251,8 +253,10 @@ class IdempotentProducers(Part):
                 "because it was idle or others came; register again, and send again only what was certainly not stored"
             )
         known.last_ms = now_ms
-        self._known.move_to_end(producer_id)
-        self._shares.used(known.owner, producer_id)
+        if known is not self._newest:
+            self._newest = known
+            self._known.move_to_end(producer_id)
+            self._shares.used(known.owner, producer_id)
         return known
 
     def _is_idle(self, known: _Producer, now_ms: int) -> bool:
@@ -487,7 +491,7 @@ class _Write:
         self._entry = self._encoded(self._places)
         return self._entry
 
-    def _logged(self, result: Sequence[Appended] | PenstockError | None) -> None:
+    def _logged(self, result: Mapping[Partition, Appended] | PenstockError | None) -> None:
         if isinstance(result, PenstockError):
             self._settle(None, result)
         else:

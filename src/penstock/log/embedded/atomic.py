@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import (
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
 
 AnyBatch = Batch | BlockBatch | LateBatch
-_NOWHERE: Final = Appended(-1, 0)
 
 
 class Waiting(NamedTuple):
@@ -42,9 +41,9 @@ class Waiting(NamedTuple):
 class AtomicAppend:
     """An append to several partitions. While its parts wait, one of them may be refused; then none of them is written."""
 
-    __slots__ = ("_done", "_error", "_parts", "failure", "left", "places", "refusal")
+    __slots__ = ("_done", "_error", "failure", "left", "places", "refusal")
 
-    def __init__(self, parts: Sequence[BatchFor], done: OnAllAppended) -> None:
+    def __init__(self, done: OnAllAppended) -> None:
         self.refusal: PenstockError | None = None
         self.failure: str | None = None
         """Why nobody knows whether it is stored."""
@@ -52,7 +51,6 @@ class AtomicAppend:
         """Where its parts are laid out; the commit thread's own until they are answered."""
         self.left = 0
         """How many are still to be answered."""
-        self._parts = parts
         self._done = done
         self._error: PenstockError | None = None
 
@@ -61,7 +59,7 @@ class AtomicAppend:
             self._error = result
         self.left -= 1
         if self.left == 0:
-            self._done(self._error or [self.places.get(part.partition, _NOWHERE) for part in self._parts])
+            self._done(self._error or self.places)
 
 
 class LatePart:
@@ -106,7 +104,7 @@ def start_atomic(
         raise InvalidRequest("an atomic append names each partition once, and at least one")
     if late == len(parts):
         raise InvalidRequest("an atomic append of late records has nothing that they could tell of")
-    whole = AtomicAppend(parts, done)
+    whole = AtomicAppend(done)
     for partition, batch in ours:
         if not (type(batch) is LateBatch and committer.gather_late(whole, partition, batch)):
             whole.left += 1
