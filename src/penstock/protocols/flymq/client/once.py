@@ -2,8 +2,7 @@
 
 Requests are handed to the connection in the order of their numbers, so that a new one never overtakes one that is sent again: at once if
 there is nothing to wait for, otherwise by one task. Records of single sends that come in one turn of the loop, or while all requests that
-may be in flight are, go together in one request. Where the last request was one record alone, the next record does not wait for others: a
-program that sends one after the other is answered sooner.
+may be in flight are, go together in one request. A record that follows one that went alone does not wait for others.
 
 The broker hands out the id of the producer. If it has forgotten it, a request that was sent only once is certainly not stored: it is
 numbered again under another id. One that was sent before fails, because whether it was stored is unknown.
@@ -57,7 +56,6 @@ _NUMBERS = Struct(f">{PRODUCER_BYTES}sQQ?")
 """Id, sequence, floor, whether it was sent before: what a request is given when its turn comes."""
 _NUMBERS_AT = HEADER_BYTES + 4
 _NUMBERS_END = _NUMBERS_AT + _NUMBERS.size
-
 
 _BEFORE_NUMBERS = (AccessDenied, AuthenticationFailed, AuthenticationRequired, NotLeading, ShuttingDown)
 """Errors raised before the sequence number is checked: they do not tell whether an earlier attempt was stored."""
@@ -183,9 +181,9 @@ class OnceExchange(Exchange[Replies]):
         error = error or self._error
         if self.producer is not None:
             self.producer.unanswered.pop(self.sequence, None)
-        if self._waiters:
+        if self.answered is None:
             _deal_out(self._waiters, self._results if error is None else [_again(error) for _ in self._waiters])
-        elif self.answered is not None and not self.answered.done():
+        elif not self.answered.done():
             if error is None:
                 self.answered.set_result(self._results)
             else:
