@@ -143,11 +143,10 @@ class EngineLoad:
         self._tell("atomic", *(value.decode() for _, values in parts for value in values))
         future = asyncio.get_running_loop().create_future()
 
-        def done(result: object) -> None:
+        def done(result: Mapping[Partition, Appended] | PenstockError) -> None:
             if not isinstance(result, PenstockError):
-                assert isinstance(result, list)
-                for (partition, values), appended in zip(parts, result, strict=True):
-                    self.note(partition, values, appended)
+                for partition, values in parts:
+                    self.note(partition, values, result[partition])
             future.set_result(None)
 
         engine.append_atomic([BatchFor(partition, Batch(values)) for partition, values in parts], done)
@@ -163,18 +162,17 @@ class EngineLoad:
         self._tell("told", number, key, *values)
         future = asyncio.get_running_loop().create_future()
 
-        def make(places: Mapping[Partition, Appended]) -> Batch:
+        def make(places: Mapping[Partition, Appended]) -> bytes:
             told = [[part.topic, part.index, places[part].base_offset] for part in partitions]
-            return Batch([json.dumps([number, told]).encode()], [b"%d" % key])
+            return json.dumps([number, told]).encode()
 
-        def done(result: object) -> None:
+        def done(result: Mapping[Partition, Appended] | PenstockError) -> None:
             if not isinstance(result, PenstockError):
-                assert isinstance(result, list)
-                for (partition, values), appended in zip(parts, result, strict=False):
-                    self.note(partition, values, appended)
+                for partition, values in parts:
+                    self.note(partition, values, result[partition])
             future.set_result(None)
 
-        late = BatchFor(engine.partition("table", 0), LateBatch(make, 400))
+        late = BatchFor(engine.partition("table", 0), LateBatch(b"%d" % key, make, 400))
         engine.append_atomic([*(BatchFor(partition, Batch(values)) for partition, values in parts), late], done)
         return future
 

@@ -69,13 +69,13 @@ class AtomicContract:
         one, two = engine.partition("orders", 0), engine.partition("orders", 1)
         table = await make_partition(engine, "table")
 
-        def telling(places: Mapping[Partition, Appended]) -> Batch:
+        def telling(places: Mapping[Partition, Appended]) -> bytes:
             told = [f"{part.index}@{places[part].base_offset}" for part in (one, two) if part in places]
-            return Batch([" ".join(told).encode()], [b"key"])
+            return " ".join(told).encode()
 
         def start(*parts: BatchFor) -> asyncio.Future[Sequence[Appended]]:
             # Named first, and made last all the same.
-            return start_atomic_append(engine, [BatchFor(table, LateBatch(telling, 100)), *parts])
+            return start_atomic_append(engine, [BatchFor(table, LateBatch(b"key", telling, 100)), *parts])
 
         pending = start_append(one, Batch([b"plain"] * 3))
         started = [
@@ -99,14 +99,16 @@ class AtomicContract:
         table = await make_partition(engine, "table")
         made: list[int] = []
 
-        def telling(places: Mapping[Partition, Appended]) -> Batch:
+        def telling(places: Mapping[Partition, Appended]) -> bytes:
             made.append(places[one].base_offset)
-            return Batch([b"%d" % made[-1]])
+            return b"%d" % made[-1]
 
         # What cannot be encoded is found when the part is laid out, and takes its other part with it.
         wrong = Batch([b"x"], headers=["no bytes"], size_bytes=1)  # type: ignore[list-item]
         refused = start_atomic_append(engine, [BatchFor(one, Batch([b"left out"])), BatchFor(gone, wrong)])
-        kept = start_atomic_append(engine, [BatchFor(one, Batch([b"a"])), BatchFor(table, LateBatch(telling, 10))])
+        kept = start_atomic_append(
+            engine, [BatchFor(one, Batch([b"a"])), BatchFor(table, LateBatch(None, telling, 10))]
+        )
         with pytest.raises(InvalidRequest):
             await refused
         [in_one, _] = await kept
@@ -118,7 +120,7 @@ class AtomicContract:
         table = await make_partition(engine, "table", TopicConfig(cleanup="compact"))
 
         def telling(key: bytes) -> LateBatch:
-            return LateBatch(lambda places: Batch([b"%d" % places[one].base_offset], [key]), 100)
+            return LateBatch(key, lambda places: b"%d" % places[one].base_offset, 100)
 
         told: dict[bytes | None, bytes | None] = {}
         for number in range(6):
@@ -135,7 +137,7 @@ class AtomicContract:
         engine = await storage.open()
         one = await make_partition(engine, "one")
         table = await make_partition(engine, "table", TopicConfig(cleanup="compact"))
-        late = LateBatch(lambda places: Batch([b"late"], [b"key"]), 100)
+        late = LateBatch(b"key", lambda places: b"late", 100)
         await start_atomic_append(engine, [BatchFor(one, Batch([b"v"])), BatchFor(table, late)])
         await append(table, [None], [b"key"])
         assert await read_values(table) == [b"late", None]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.log.api import READ_BYTES_DEFAULT, Appended, Batch, BatchFor, Engine, Partition
 from penstock.log.appending import start_append
 from penstock.log.block import Block
+
+NOWHERE = Appended(-1, 0)
+"""In place of where a late record is stored, if that is not told."""
 
 
 class Record(NamedTuple):
@@ -48,13 +51,14 @@ async def append(
 
 
 def start_atomic_append(engine: Engine, parts: Sequence[BatchFor]) -> asyncio.Future[Sequence[Appended]]:
+    """Return where each part is, in their order."""
     future: asyncio.Future[Sequence[Appended]] = asyncio.get_running_loop().create_future()
 
-    def done(result: Sequence[Appended] | PenstockError) -> None:
+    def done(result: Mapping[Partition, Appended] | PenstockError) -> None:
         if isinstance(result, PenstockError):
             future.set_exception(result)
         else:
-            future.set_result(result)
+            future.set_result([result.get(part.partition, NOWHERE) for part in parts])
 
     engine.append_atomic(parts, done)
     return future

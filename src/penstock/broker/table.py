@@ -20,7 +20,7 @@ hand it to `append_together`: one atomic append of records and changes, of which
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, ItemsView, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, ItemsView, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
@@ -402,19 +402,17 @@ def append_together(
         if not left:
             done(outcome)
 
-    def known(result: Sequence[Appended] | PenstockError | None) -> None:
+    def known(result: Mapping[Partition, Appended] | PenstockError | None) -> None:
         nonlocal outcome
         outcome = result if isinstance(result, PenstockError) else None
         if not changes:
             done(outcome)
             return
-        places: Sequence[Appended | PenstockError | None]
-        if result is None or isinstance(result, PenstockError):
-            places = [result] * len(changes)
-        else:
-            places = result[len(batches) :]
-        for change, place in zip(changes, places, strict=True):
-            change.table.settle(change, place)
+        for change in changes:
+            if result is None or isinstance(result, PenstockError):
+                change.table.settle(change, result)
+            else:
+                change.table.settle(change, result[change.part.partition])
 
     # An engine answers later, never within the call; so what it refuses by raising leaves no change begun.
     parts = [*batches, *(change.part for change in changes)]

@@ -114,12 +114,12 @@ class Requests(Generic[Message]):
             if not finished.cancelled():
                 finished.exception()  # seen, even where nobody waits any more
 
-        self._open.add(exchange.finished)
-        exchange.finished.add_done_callback(settled)
         if after is not None and after.finished.done() and (after.finished.cancelled() or after.finished.exception()):
             exchange.fail(ConnectionLost(f"not sent: the connection to {self._address} was lost before its turn came"))
         else:
             pipeline.submit(exchange, now=now)
+        self._open.add(exchange.finished)
+        exchange.finished.add_done_callback(settled)  # noticed in a later turn, also if it has failed already
 
     async def close(self) -> None:
         """Let what is in flight finish (each within its own time), then close the connection. Closing again does nothing."""

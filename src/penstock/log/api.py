@@ -202,23 +202,30 @@ class Appended(NamedTuple):
 class LateBatch:
     """One record of an atomic append that tells where the other parts of it are stored, and so is made only when that is decided.
 
-    `make` gets those places by partition. It is called in another thread, perhaps several times before the commit is written, so it uses
-    nothing that changes, and does not fail. What it returned last is what is stored.
+    `make` gets those places by partition and returns the value. It is called in another thread, perhaps several times before the commit is
+    written, so it uses nothing that changes, and does not fail. What it returned last is what is stored.
 
-    In a compacted topic it is a key and a value. It is durable with the append, and may be readable later: in front of what is appended to
-    its partition next, and when the log is opened again. What another with the same key has replaced by then need not be there.
+    With a key, in a compacted topic, it is durable with the append, and may be readable later: in front of what is appended to its
+    partition next, and when the log is opened again. What another with the same key has replaced by then need not be there.
     """
 
-    __slots__ = ("make", "size_bytes")
+    __slots__ = ("key", "make", "size_bytes")
     count: ClassVar = 1
 
-    def __init__(self, make: Callable[[Mapping[Partition, Appended]], Batch], size_bytes: int) -> None:
+    def __init__(
+        self, key: bytes | None, make: Callable[[Mapping[Partition, Appended]], bytes], size_bytes: int
+    ) -> None:
         """`size_bytes` is about as large as the record will be, and not smaller."""
+        self.key = key
         self.make = make
         self.size_bytes = size_bytes
 
     def __len__(self) -> int:
         return self.count
+
+    def made(self, places: Mapping[Partition, Appended]) -> Batch:
+        """Return the record."""
+        return Batch([self.make(places)], None if self.key is None else [self.key])
 
 
 class BatchFor(NamedTuple):
@@ -226,6 +233,10 @@ class BatchFor(NamedTuple):
 
     partition: Partition
     batch: Batch | BlockBatch | LateBatch
+
+
+OnAllAppended = Callable[["Mapping[Partition, Appended] | PenstockError"], None]
+"""Gets where the parts of an atomic append are; that of a LateBatch may be missing."""
 
 
 class Mark(NamedTuple):
@@ -261,7 +272,6 @@ class LogFiles(NamedTuple):
 
 
 OnAppended = Callable[[Appended | PenstockError], None]
-OnAllAppended = Callable[[Sequence[Appended] | PenstockError], None]
 
 
 class Partition(ABC):
@@ -574,5 +584,5 @@ class Engine(ABC):
 
         What these partitions held before is durable with it, whatever the durability of their topics. A LateBatch is told where the
         other parts are stored; if there are several, none of them is told of another. Where it is stored itself is not told if that is
-        later, by an offset of -1.
+        later.
         """

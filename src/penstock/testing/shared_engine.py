@@ -78,7 +78,8 @@ class _Append:
 
     def answer(self) -> None:
         try:
-            self.done(self.error or self.places)
+            partitions = [part.partition for part in self.parts]
+            self.done(self.error or dict(zip(partitions, self.places, strict=True)))
         except Exception:  # noqa: BLE001 - as in every engine: a bug of one caller must not leave others unanswered
             _log.exception("append_callback_failed")
 
@@ -155,8 +156,8 @@ class SharedPartition(Partition):
     # -- writing --------------------------------------------------------------------------------------------------------------
 
     def append(self, batch: Batch | BlockBatch, done: OnAppended, *, relaxed: bool = False) -> None:
-        def answered(result: Sequence[Appended] | PenstockError) -> None:
-            done(result if isinstance(result, PenstockError) else result[0])
+        def answered(result: Mapping[Partition, Appended] | PenstockError) -> None:
+            done(result if isinstance(result, PenstockError) else result[self])
 
         self._engine.enqueue([BatchFor(self, batch)], answered)
 
@@ -490,7 +491,7 @@ class SharedEngine(Engine):
             partition = _ours(part.partition)
             if partition.stored.deleted:
                 raise TopicNotFound(f"topic not found: {partition.topic} (it was deleted)")
-            batch = part.batch.make(places) if isinstance(part.batch, LateBatch) else part.batch
+            batch = part.batch.made(places) if isinstance(part.batch, LateBatch) else part.batch
             skip = self._random.randint(1, SKIP_MAX) if self._skips and self.chance() else 0
             encoded[partition] = partition.stored.encoded(batch, skip, self._clock.now_ms())
             if not isinstance(part.batch, LateBatch):

@@ -36,7 +36,7 @@ from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.membership import Heartbeat, MemberOffset, Session
 from penstock.broker.groups.monitoring import Filter, Monitoring
 from penstock.broker.groups.resets import Resets, ResetTarget
-from penstock.broker.idempotence.producers import IdempotentProducers, Sequenced
+from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines, Report
 from penstock.broker.schedule.schedule import Schedule
@@ -63,6 +63,7 @@ from penstock.log.api import Batch, Engine, TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.access.unchecked import NOT_OPERATIONS
 from tests.broker.accounts import of_files
+from tests.broker.idempotence.sending import Numbers
 
 # Parts of the broker with operations of their own, by the attribute they are found under.
 PARTS: dict[str, type] = {
@@ -283,7 +284,7 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         lambda b, who, t: let_in(
             UnknownProducer,
             lambda: b.producers.produce(
-                who, t, Sequenced(bytes(16), 0, 0, resent=False), 0, Batch([b"v"]), done=lambda written: None
+                who, t, Numbers(bytes(16), 0, 0, resent=False), 0, Batch([b"v"]), done=lambda written: None
             ),
         ),
     ),

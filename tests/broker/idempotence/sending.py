@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
-from penstock.broker.idempotence.producers import IdempotentProducers, Sequenced
+from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.idempotence.stored import Written
 from penstock.errors import PenstockError
 from penstock.log.api import Batch
@@ -22,6 +23,15 @@ class Request:
     keys: Sequence[bytes | None] | None = None
     schema: str | None = None
     sent: bool = False
+
+
+class Numbers(NamedTuple):
+    """What makes a request `Sequenced`."""
+
+    producer: bytes
+    sequence: int
+    floor: int
+    resent: bool
 
 
 @dataclass(slots=True)
@@ -62,7 +72,7 @@ class Client:
             else:
                 future.set_result(outcome)
 
-        numbers = Sequenced(self.producer, request.sequence, self.floor, request.sent)
+        numbers = Numbers(self.producer, request.sequence, self.floor, request.sent)
         request.sent = True
         batch = Batch(request.values, request.keys)
         producers_of(broker).produce(

@@ -63,10 +63,12 @@ async def write_late(engine: EmbeddedEngine) -> None:
     for number in range(3):
         key = b"late-%d" % (number % 2)
 
-        def told(places: Mapping[Partition, Appended], key: bytes = key) -> Batch:
-            return Batch([b"at %d" % places[plain].base_offset], [key])
+        def told(places: Mapping[Partition, Appended]) -> bytes:
+            return b"at %d" % places[plain].base_offset
 
-        await start_atomic_append(engine, [BatchFor(plain, Batch([b"told"])), BatchFor(table, LateBatch(told, 50))])
+        await start_atomic_append(
+            engine, [BatchFor(plain, Batch([b"told"])), BatchFor(table, LateBatch(key, told, 50))]
+        )
 
 
 def as_json(records: dict[tuple[str, int], list[Record]]) -> str:

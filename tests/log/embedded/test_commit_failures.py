@@ -122,7 +122,7 @@ async def test_a_record_that_tells_of_a_part_that_failed_takes_no_other_with_it(
     faults.failing = ("truncate", "z")
 
     def telling(*parts: Partition) -> LateBatch:
-        return LateBatch(lambda places: Batch([b" ".join(b"%d" % places[part].base_offset for part in parts)]), 10)
+        return LateBatch(None, lambda places: b" ".join(b"%d" % places[part].base_offset for part in parts), 10)
 
     doomed = start_atomic_append(
         engine, [*parts(engine, "x"), BatchFor(z, Batch([b"z" * 1500])), BatchFor(y, telling(x, z))]

@@ -23,7 +23,7 @@ from penstock.log.embedded.commit import (
 from penstock.log.embedded.disk import QUICK_FLUSH_S_MAX
 from tests.log.embedded.conftest import OpenEngine
 from tests.log.embedded.storage import TimedDisk, path_of, settled
-from tests.log.records import append, read_values
+from tests.log.records import append, read_values, start_atomic_append
 
 THERE = "penstock-commit"
 
@@ -178,22 +178,17 @@ async def test_while_a_checkpoint_syncs_segments_flushes_wait_in_the_commit_thre
     assert await writers(engine, disk, ("safe", 1, 1)) == {here()}
 
 
-def start_atomic(engine: EmbeddedEngine, *parts: tuple[str, int, Batch | LateBatch]) -> asyncio.Future[list[Appended]]:
-    future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
-
-    def done(result: Sequence[Appended] | PenstockError) -> None:
-        if isinstance(result, PenstockError):
-            future.set_exception(result)
-        else:
-            future.set_result(list(result))
-
-    engine.append_atomic([BatchFor(engine.partition(topic, index), batch) for topic, index, batch in parts], done)
-    return future
+def start_atomic(
+    engine: EmbeddedEngine, *parts: tuple[str, int, Batch | LateBatch]
+) -> asyncio.Future[Sequence[Appended]]:
+    return start_atomic_append(
+        engine, [BatchFor(engine.partition(topic, index), batch) for topic, index, batch in parts]
+    )
 
 
 async def test_a_small_atomic_append_is_written_on_the_loop(engine: EmbeddedEngine, disk: TimedDisk) -> None:
     one, two = engine.partition("safe", 0), engine.partition("safe", 1)
-    late = LateBatch(lambda places: Batch([b"at %d" % places[one].base_offset]), 20)
+    late = LateBatch(None, lambda places: b"at %d" % places[one].base_offset, 20)
     seen = []
     for _ in range(3):
         disk.threads.clear()
@@ -211,7 +206,7 @@ async def test_late_records_that_a_topic_without_flushes_still_owes_are_written_
 ) -> None:
     await engine.create_topic("table", TopicConfig(cleanup="compact"))
     one = engine.partition("safe", 0)
-    late = LateBatch(lambda places: Batch([b"at %d" % places[one].base_offset], [b"k"]), 20)
+    late = LateBatch(b"k", lambda places: b"at %d" % places[one].base_offset, 20)
     await start_atomic(engine, ("table", 0, late), ("safe", 0, Batch([b"record"])))
     await engine.alter_topic("table", TopicConfig(cleanup="compact", durability=Durability("none")))
     flushes = disk.flushes["log"]
@@ -232,8 +227,8 @@ async def test_a_full_journal_is_retired_by_the_commit_thread(
     on_loop = 0
     for _ in range(40):
         on_loop += await writers(engine, disk, ("safe", 0, 5000), ("safe", 1, 5000)) == {here()}
+        await settled(engine)  # while a checkpoint is under way, the thread writes
     assert on_loop > 20
-    await settled(engine)
     journals = list((tmp_path / "data" / "journal").iterdir())
     assert len(journals) <= 2
     assert [len(await read_values(engine.partition("safe", index))) for index in range(2)] == [40, 40]

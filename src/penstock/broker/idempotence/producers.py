@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, Protocol
 
 import msgspec
 
@@ -60,7 +60,7 @@ from penstock.errors import (
     ShuttingDown,
     UnknownProducer,
 )
-from penstock.log.api import Appended, Batch, BatchFor, LateBatch, Partition
+from penstock.log.api import Appended, Batch, BatchFor, LateBatch, OnAllAppended, Partition
 from penstock.log.block import Block
 
 FORGOTTEN_PER_APPEND_MAX: Final = 1024
@@ -91,15 +91,22 @@ class ProducerStats:
     forgotten: int = 0
 
 
-class Sequenced(NamedTuple):
+class Sequenced(Protocol):
     """Which request of which producer it is."""
 
-    producer: bytes
-    sequence: int
-    floor: int
-    """The lowest number without an answer."""
-    resent: bool
-    """Whether it was sent before."""
+    @property
+    def producer(self) -> bytes: ...
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def floor(self) -> int:
+        """The lowest number without an answer."""
+
+    @property
+    def resent(self) -> bool:
+        """Whether it was sent before."""
 
 
 class _Producer:
@@ -141,6 +148,8 @@ class IdempotentProducers(Part):
         self._partition: Partition | None = None
         self._known: OrderedDict[bytes, _Producer] = OrderedDict()
         """By id, the one whose last request is the oldest first."""
+        self._newest: _Producer | None = None
+        """The last of them, if it is known."""
         self._shares = Shares(self._limits.producers_max, self._limits.producers_bytes_max)
         self._size_bytes = 0
         self._writes = 0
@@ -218,7 +227,7 @@ class IdempotentProducers(Part):
         def done(result: Appended | PenstockError | None) -> None:
             self._ended()
             if not isinstance(result, PenstockError):
-                self._known[producer_id] = _Producer(producer_id, principal.name, now_ms)
+                self._known[producer_id] = self._newest = _Producer(producer_id, principal.name, now_ms)
                 self._shares.add(principal.name, producer_id)
                 self.stats.registered += 1
                 self._forget_old()
@@ -244,8 +253,10 @@ class IdempotentProducers(Part):
                 "because it was idle or others came; register again, and send again only what was certainly not stored"
             )
         known.last_ms = now_ms
-        self._known.move_to_end(producer_id)
-        self._shares.used(known.owner, producer_id)
+        if known is not self._newest:
+            self._newest = known
+            self._known.move_to_end(producer_id)
+            self._shares.used(known.owner, producer_id)
         return known
 
     def _is_idle(self, known: _Producer, now_ms: int) -> bool:
@@ -376,21 +387,18 @@ class IdempotentProducers(Part):
             self._ended()
             raise
 
-    def append(
-        self,
-        parts: Sequence[BatchFor],
-        late: LateBatch,
-        done: Callable[[Sequence[Appended] | PenstockError | None], None],
-    ) -> None:
-        """Append records and the entry of their request, all or nothing: unless `done` gets an error, they are where the entry tells."""
+    def append(self, parts: Sequence[BatchFor], late: LateBatch, done: OnAllAppended) -> None:
+        """Append records and the entry of their request, all or nothing."""
         entries = self._partition or self._open()
-        self._engine.append_atomic([*parts, BatchFor(entries, late)], partial(once_known, known=done))
+        self._engine.append_atomic([*parts, BatchFor(entries, late)], done)
 
     def settle(self, known: _Producer, sequence: int, entry: bytes | None, outcome: Written | PenstockError) -> None:
         """A request has ended; `entry` is its answer, if something was stored."""
         answer = OutcomeUnknown(outcome.message) if isinstance(outcome, OutcomeUnknown) else entry
         waiters = known.sequences.end(sequence, answer)
         self._ended()
+        for waiter in waiters:
+            waiter(outcome)
         if self._known.get(known.id) is known:
             grown_bytes = known.measure()
             self._size_bytes += grown_bytes
@@ -398,24 +406,25 @@ class IdempotentProducers(Part):
             oldest = next(iter(self._known.values()))
             if self._size_bytes > self._limits.producers_bytes_max or self._is_idle(oldest, known.last_ms):
                 self._forget_old()
-        for waiter in waiters:
-            waiter(outcome)
 
 
 class _Write:
     """One request on its way to the log."""
 
-    __slots__ = (
-        "_column",
-        "_count",
-        "_entry",
-        "_known",
-        "_left",
-        "_owner",
-        "_refused",
-        "_request",
-        "_topic",
-    )
+    # Of a request whose records are in several partitions, or of which some are refused.
+    _column: Sequence[int] = ()
+    _packed = b""
+    """The column as it is stored."""
+    _refused: Sequence[tuple[int, PenstockError]] = ()
+    _reasons: tuple[tuple[int, str, str], ...] = ()
+    """What is stored of the errors."""
+    _left = 0
+    """Appends without an answer, in a topic without fsync."""
+
+    _parts: Sequence[BatchFor]
+    _places: tuple[Place, ...]
+    _entry: bytes
+    """What tells of the places, once they are decided."""
 
     def __init__(
         self,
@@ -430,10 +439,6 @@ class _Write:
         self._request = request
         self._topic = topic
         self._count = count
-        self._column: list[int] = []
-        self._refused: list[tuple[int, PenstockError]] = []
-        self._entry = b""
-        self._left = 0
 
     def append(self, partition: int, batch: Batch, faults: Faults | None) -> None:
         """Append the rows that are sound. Raises what concerns the call as a whole."""
@@ -473,33 +478,24 @@ class _Write:
     def _append_logged(self, parts: Sequence[BatchFor]) -> None:
         slot = self._request.sequence % IN_FLIGHT_MAX
         key = encode(ProducerKey(self._request.producer, slot))
-        column = compressed(self._column) if self._column else b""
-        reasons = kept_reasons(self._refused) if self._refused else ()
-        places: list[Place] = []
-
-        def make(found: Mapping[Partition, Appended]) -> Batch:
-            places.clear()
-            for partition, _ in parts:
-                places.append(Place(partition.index, *found[partition]))
-            self._entry = self._encoded(column, places, reasons)
-            return Batch([self._entry], [key])
-
-        def done(result: Sequence[Appended] | PenstockError | None) -> None:
-            if isinstance(result, PenstockError):
-                self._settle(None, result)
-            else:
-                self._settle(self._entry, Written(self._column, tuple(places), self._refused))
-
-        size_bytes = (
-            len(key)
-            + _FIELDS_BYTES_MAX
-            + 4 * len(self._topic)
-            + len(column)
-            + _PLACE_BYTES_MAX * len(parts)
-            + _REASON_BYTES_MAX * len(reasons)
-        )
-        self._owner.append(parts, LateBatch(make, size_bytes), done)
+        self._parts = parts
+        size_bytes = len(key) + _FIELDS_BYTES_MAX + 4 * len(self._topic) + _PLACE_BYTES_MAX * len(parts)
+        if self._column:
+            self._reasons, self._packed = kept_reasons(self._refused), compressed(self._column)
+            size_bytes += len(self._packed) + _REASON_BYTES_MAX * len(self._reasons)
+        self._owner.append(parts, LateBatch(key, self._make, size_bytes), partial(once_known, known=self._logged))
         self._known.slots |= 1 << slot
+
+    def _make(self, found: Mapping[Partition, Appended]) -> bytes:
+        self._places = tuple([Place(partition.index, *found[partition]) for partition, _ in self._parts])
+        self._entry = self._encoded(self._places)
+        return self._entry
+
+    def _logged(self, result: Mapping[Partition, Appended] | PenstockError | None) -> None:
+        if isinstance(result, PenstockError):
+            self._settle(None, result)
+        else:
+            self._settle(self._entry, Written(self._column, self._places, self._refused))
 
     def _append_unlogged(self, parts: Sequence[BatchFor]) -> None:
         places: list[Place] = []
@@ -532,12 +528,16 @@ class _Write:
             failed = [(row, failures[index]) for row, index in enumerate(self._column) if index in failures]
             self._refused = sorted([*self._refused, *failed], key=lambda each: each[0])
             self._column = [NOT_STORED if index in failures else index for index in self._column]
-        entry = self._encoded(compressed(self._column), places, kept_reasons(self._refused))
-        self._settle(entry, Written(self._column, places, self._refused))
+        self._reasons, self._packed = kept_reasons(self._refused), compressed(self._column)
+        self._settle(self._encoded(tuple(places)), Written(self._column, places, self._refused))
 
-    def _encoded(self, column: bytes, places: Sequence[Place], reasons: tuple[tuple[int, str, str], ...]) -> bytes:
-        _, sequence, floor, _ = self._request
-        return encode(StoredRequest(sequence, floor, self._topic, self._count, column, tuple(places), reasons))
+    def _encoded(self, places: tuple[Place, ...]) -> bytes:
+        request = self._request
+        return encode(
+            StoredRequest(
+                request.sequence, request.floor, self._topic, self._count, self._packed, places, self._reasons
+            )
+        )
 
     def _settle(self, entry: bytes | None, outcome: Written | PenstockError) -> None:
         self._owner.settle(self._known, self._request.sequence, entry, outcome)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from penstock.errors import InvalidRequest, NotWritten, PenstockError
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import (
     Appended,
     Batch,
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
     from penstock.log.embedded.partition import EmbeddedPartition
 
-_NOWHERE: Final = Appended(-1, 0)
+AnyBatch = Batch | BlockBatch | LateBatch
 
 
 class Waiting(NamedTuple):
     """An append on its way to the next commit."""
 
-    batch: Batch | BlockBatch | LateBatch
+    batch: AnyBatch
     done: OnAppended
     whole: AtomicAppend | None
     """What it is a part of, if it must not be written alone."""
@@ -42,60 +41,44 @@ class Waiting(NamedTuple):
 class AtomicAppend:
     """An append to several partitions. While its parts wait, one of them may be refused; then none of them is written."""
 
-    __slots__ = ("_done", "_error", "_results", "failure", "left", "places", "refusal")
+    __slots__ = ("_done", "_error", "failure", "left", "places", "refusal")
 
-    def __init__(self, parts: int, done: OnAllAppended) -> None:
+    def __init__(self, done: OnAllAppended) -> None:
         self.refusal: PenstockError | None = None
         self.failure: str | None = None
         """Why nobody knows whether it is stored."""
         self.places: dict[Partition, Appended] = {}
-        """Where its parts are laid out, for those that tell of it; the commit thread's own."""
-        self.left = parts
+        """Where its parts are laid out; the commit thread's own until they are answered."""
+        self.left = 0
         """How many are still to be answered."""
         self._done = done
-        self._results = [_NOWHERE] * parts
         self._error: PenstockError | None = None
 
-    def part_done(self, part: int, result: Appended | PenstockError) -> None:
-        if isinstance(result, Appended):
-            self._results[part] = result
-        elif self._error is None:
+    def part_done(self, result: Appended | PenstockError) -> None:
+        if self._error is None and isinstance(result, PenstockError):
             self._error = result
         self.left -= 1
         if self.left == 0:
-            self._done(self._error or self._results)
+            self._done(self._error or self.places)
 
 
 class LatePart:
     """A part of an atomic append that is to stay in the journal. Nobody waits for it."""
 
-    __slots__ = ("_at", "_batch", "key", "partition", "value", "whole")
+    __slots__ = ("batch", "key", "partition", "value", "whole")
 
-    def __init__(self, whole: AtomicAppend, at: int, partition: EmbeddedPartition, batch: LateBatch) -> None:
-        """`at` is which part of the whole it is."""
-        whole.left -= 1
+    def __init__(self, whole: AtomicAppend, partition: EmbeddedPartition, key: bytes, batch: LateBatch) -> None:
         self.whole = whole
         self.partition = partition
-        self._at = at
-        self._batch = batch
-        self.key = self.value = b""
+        self.key = key
+        self.batch = batch
+        self.value = b""
         """Of its record, once everything else of the commit is laid out."""
 
     def as_append(self) -> Waiting:
         """Return it as an append to its partition, as the other parts are."""
         self.whole.left += 1
-        return Waiting(self._batch, partial(self.whole.part_done, self._at), self.whole)
-
-    def make(self) -> None:
-        """Make its record. Raises NotWritten if that has no partition any more."""
-        partition = self.partition
-        if partition.failure is not None or partition.deleted:
-            raise NotWritten(f"nothing was written, because {partition} takes no records any more")
-        batch = self._batch.make(self.whole.places)
-        [value], [key] = batch.values, batch.keys or [None]
-        if key is None or value is None or batch.headers is not None or batch.expiries is not None:
-            raise InvalidRequest(f"a late record of {partition} is not a key and a value alone")
-        self.key, self.value = key, value
+        return Waiting(self.batch, self.whole.part_done, self.whole)
 
 
 def start_atomic(
@@ -105,12 +88,12 @@ def start_atomic(
     done: OnAllAppended,
 ) -> None:
     """Queue an append for the next commit, as `Engine.append_atomic` says."""
-    late = 0
+    ours = cast("Sequence[tuple[EmbeddedPartition, AnyBatch]]", parts)  # an atomic append stays within one engine
     partitions = set()
-    for named, batch in parts:
+    late = 0
+    for partition, batch in ours:
         _ = batch.size_bytes  # raises for a bug of the caller, before a part of it is queued
         late += type(batch) is LateBatch
-        partition = cast("EmbeddedPartition", named)  # an atomic append stays within one engine
         partitions.add(partition)
         if partition.closed or partition.failure is not None:
             refusal = partition.refusal()
@@ -121,10 +104,8 @@ def start_atomic(
         raise InvalidRequest("an atomic append names each partition once, and at least one")
     if late == len(parts):
         raise InvalidRequest("an atomic append of late records has nothing that they could tell of")
-    whole = AtomicAppend(len(parts), done)
-    for at, (named, batch) in enumerate(parts):
-        partition = cast("EmbeddedPartition", named)
-        if type(batch) is LateBatch and committer.defers(partition, batch):
-            committer.late_gathered.setdefault(partition, []).append(LatePart(whole, at, partition, batch))
-        else:
-            partition.append_part(Waiting(batch, partial(whole.part_done, at), whole))
+    whole = AtomicAppend(done)
+    for partition, batch in ours:
+        if not (type(batch) is LateBatch and committer.gather_late(whole, partition, batch)):
+            whole.left += 1
+            partition.append_part(Waiting(batch, whole.part_done, whole))

@@ -28,11 +28,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -41,7 +41,7 @@ from penstock.clock import Clock
 from penstock.errors import InvalidRequest, NotWritten
 from penstock.futures import shield
 from penstock.log.api import EngineStats, LateBatch
-from penstock.log.embedded.atomic import LatePart
+from penstock.log.embedded.atomic import AtomicAppend, LatePart
 from penstock.log.embedded.checkpoint import Checkpoints, save_index, synced
 from penstock.log.embedded.disk import Disk, SpaceReserve, is_full, is_out_of_descriptors, storage_error
 from penstock.log.embedded.failures import fail, flush_failed, refuse_unwritten, refused, write_failed
@@ -66,6 +66,7 @@ LATE_RECORD_BYTES_MAX: Final = 4 << 10
 FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4  # of a group: each takes some 50 us beside its bytes
 
 _T = TypeVar("_T")
+_tells_of_others = attrgetter("late")
 _log = structlog.get_logger(__name__)
 
 
@@ -94,7 +95,7 @@ class Committer:
         self._scheduled = False
         self._awaited = False
         """Whether somebody waits for an append that has gathered."""
-        self.late_gathered: dict[EmbeddedPartition, list[LatePart]] = {}
+        self._late_gathered: dict[EmbeddedPartition, list[LatePart]] = {}
         """What has gathered and is to stay in the journal, by the partition that it belongs to, unless something else is appended there by
         the same commit."""
         self._late_kept_out = 0
@@ -122,8 +123,8 @@ class Committer:
 
     def submit(self, partition: EmbeddedPartition, relaxed: bool) -> None:
         """This partition is about to have an append waiting, for which nobody waits if it is `relaxed`."""
-        if partition in self.late_gathered:
-            partition.take_late(self.late_gathered.pop(partition))
+        if partition in self._late_gathered:
+            partition.take_late(self._late_gathered.pop(partition))
         self._gathered[partition] = None
         if not relaxed:
             self._awaited = True
@@ -141,10 +142,10 @@ class Committer:
         if self._late_awaited:
             self._late_being_written, self._late_awaited = self._late_awaited, []
             self._lacking_late = list(self.checkpoints.late)
-            for partition, gathered in self.late_gathered.items():
+            for partition, gathered in self._late_gathered.items():
                 partition.take_late(gathered)
-            self._gathered.update(dict.fromkeys((*self._lacking_late, *self.late_gathered)))
-            self.late_gathered.clear()
+            self._gathered.update(dict.fromkeys((*self._lacking_late, *self._late_gathered)))
+            self._late_gathered.clear()
         refused = False
         for partition in self._gathered:
             if partition.deleted or partition.failure is not None:
@@ -159,8 +160,10 @@ class Committer:
                 parts.append(part)
                 self._carries_late |= part.carries_late
         self._gathered.clear()
-        late = list(itertools.chain.from_iterable(self.late_gathered.values()))
-        self.late_gathered.clear()
+        late: list[LatePart] = []
+        for gathered in self._late_gathered.values():
+            late += gathered
+        self._late_gathered.clear()
         if refused:
             late = [each for each in late if each.whole.refusal is None]
         if not parts:
@@ -240,19 +243,23 @@ class Committer:
             if part.written and part.error is None:
                 part.partition.watchers.notify()
 
-    def defers(self, partition: EmbeddedPartition, batch: LateBatch) -> bool:
-        """Whether the record of a late part may stay in the journal. In a compacted topic only the last one of a key counts, so most need
-        never be written to their partition."""
+    def gather_late(self, whole: AtomicAppend, partition: EmbeddedPartition, batch: LateBatch) -> bool:
+        """Have the next commit write a late part to the journal only, if that may be. In a compacted topic only the last record of a key
+        counts, so most need never be written to their partition."""
         config = partition.config
-        return (
-            config.cleanup == "compact"
-            and config.durability.mode == "fsync"
-            and batch.size_bytes <= LATE_RECORD_BYTES_MAX
-            and len(partition.late) < LATE_RECORDS_MAX
-            and not self._late_kept_out
+        if (
+            batch.key is None
+            or config.cleanup != "compact"
+            or config.durability.mode != "fsync"
+            or batch.size_bytes > LATE_RECORD_BYTES_MAX
+            or len(partition.late) >= LATE_RECORDS_MAX
+            or self._late_kept_out
             # No offset would tell whether it came before or after what the same commit appends there.
-            and partition not in self._gathered
-        )
+            or partition in self._gathered
+        ):
+            return False
+        self._late_gathered.setdefault(partition, []).append(LatePart(whole, partition, batch.key, batch))
+        return True
 
     @contextmanager
     def late_kept_out(self) -> Iterator[None]:
@@ -338,23 +345,20 @@ class Committer:
 
     def _write_together(self, parts: list[PartitionCommit], late: list[LatePart], now_ms: int) -> None:
         # Those that tell where others are laid out come last.
-        first: list[PartitionCommit] = []
-        last: list[PartitionCommit] = []
-        for part in parts:
-            (last if part.late else first).append(part)
-        while first or last:
-            for part in first:
-                self._lay_out(part, now_ms)
-            for part in last:
-                part.leave_out_refused()  # what has no place in a part that failed cannot tell of it
+        left = sorted(parts, key=_tells_of_others)
+        while left:
+            for part in left:
+                if part.late:
+                    part.leave_out_refused()  # what has no place in a part that failed cannot tell of it
                 self._lay_out(part, now_ms)
             refused = self._are_refused(parts)
             if self._made(late) and not refused:
                 break
             # What one part refuses, others that are written together with it leave out; each round makes the group smaller.
             again = [part for part in parts if part.atomic and part.leave_out_refused()]
-            last = [part for part in parts if part.late] if again else []
-            first = [part for part in again if not part.late]
+            left = [part for part in again if not part.late]
+            if again:
+                left += [part for part in parts if part.late]
             late = [each for each in late if each.whole.refusal is None]
         flushed: list[PartitionCommit] = []
         unflushed: list[PartitionCommit] = []
@@ -384,16 +388,18 @@ class Committer:
         """Make the records of late parts, once all other parts are laid out. False if one is refused."""
         made = True
         for each in late:
-            if each.whole.refusal is not None:
+            whole, partition = each.whole, each.partition
+            if whole.refusal is not None:
+                continue
+            if partition.failure is not None or partition.deleted:
+                refusal = f"nothing was written, because {partition} takes no records any more"
+                whole.refusal, made = NotWritten(refusal), False
                 continue
             try:
-                each.make()
-            except NotWritten as error:
-                each.whole.refusal, made = error, False
+                each.value = each.batch.make(whole.places)
             except Exception as error:  # noqa: BLE001 - it harms only itself
-                _log.exception("late_record_failed", partition=str(each.partition))
-                refusal = InvalidRequest(f"the records cannot be stored in {each.partition}: {error}")
-                each.whole.refusal, made = refusal, False
+                _log.exception("late_record_failed", partition=str(partition))
+                whole.refusal, made = InvalidRequest(f"the records cannot be stored in {partition}: {error}"), False
         return made
 
     def _lay_out(self, part: PartitionCommit, now_ms: int) -> None:

@@ -79,25 +79,26 @@ def late_entry(topic_id: bytes, partition: int, next_offset: int, key: bytes, va
 class JournalRecord:
     """One commit, ready to be written: everything but the seal, which depends on where it goes."""
 
-    __slots__ = ("_checksum", "_rest", "size_bytes")
+    __slots__ = ("_checksum", "_data", "_head", "size_bytes")
 
     def __init__(self, entries: Sequence[JournalEntry]) -> None:
         places: list[bytes] = []
         data: list[bytes] = []
         data_bytes = 0
         for topic_id, partition, segment_base, position, cells, _ in entries:
-            places.append(_ENTRY.pack(topic_id, partition, segment_base, position, len(cells)))
+            size_bytes = len(cells)
+            places.append(_ENTRY.pack(topic_id, partition, segment_base, position, size_bytes))
             data.append(cells)
-            data_bytes += len(cells)
-        head = b"".join((_REST_HEAD.pack(4 + _ENTRY.size * len(places) + data_bytes, len(places)), *places))
-        self.size_bytes = _SEALED_HEAD.size + len(head) + data_bytes
+            data_bytes += size_bytes
+        count = len(places)
+        sizes = _REST_HEAD.pack(4 + _ENTRY.size * count + data_bytes, count)
+        self.size_bytes = _SEALED_HEAD.size + _REST_HEAD.size + _ENTRY.size * count + data_bytes
         if data_bytes < COMBINED_BYTES_MIN:
-            rest = b"".join((head, *data))
-            self._rest = [rest]
-            self._checksum = google_crc32c.value(rest)
+            self._head, self._data = b"".join((sizes, *places, *data)), []
+            self._checksum = google_crc32c.value(self._head)
             return
-        self._rest = [head, *data]
-        self._checksum = google_crc32c.value(head)
+        self._head, self._data = b"".join((sizes, *places)), data
+        self._checksum = google_crc32c.value(self._head)
         for entry in entries:
             if entry.checksum is None or len(entry.data) < COMBINED_BYTES_MIN:
                 self._checksum = google_crc32c.extend(self._checksum, entry.data)
@@ -106,9 +107,8 @@ class JournalRecord:
 
     def pieces(self, seal: int) -> list[bytes]:
         """The record in pieces that follow one another; a large one is not worth joining."""
-        first, *rest = self._rest
-        pieces = [_SEALED_HEAD.pack(_MAGIC, self._checksum, seal) + first, *rest]
-        return pieces if not rest or self.size_bytes >= _PIECES_BYTES_MIN else [b"".join(pieces)]
+        pieces = [_SEALED_HEAD.pack(_MAGIC, self._checksum, seal) + self._head, *self._data]
+        return pieces if not self._data or self.size_bytes >= _PIECES_BYTES_MIN else [b"".join(pieces)]
 
 
 def encode_file_head(salt: int) -> bytes:

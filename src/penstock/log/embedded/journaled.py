@@ -6,6 +6,7 @@ Late records are recorded only (see `checkpoint.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 
 import structlog
 
@@ -19,6 +20,7 @@ from penstock.log.embedded.layout import PartitionCommit
 from penstock.log.embedded.write_files import WriteFiles
 
 _log = structlog.get_logger(__name__)
+_is_atomic = attrgetter("atomic")
 
 
 class JournaledWrites:
@@ -41,11 +43,9 @@ class JournaledWrites:
 
     def write(self, parts: list[PartitionCommit], late: list[LatePart]) -> None:
         """Write laid-out parts, those that are atomic all or none, and record late ones with them."""
-        atomic = 0
-        for part in parts:
-            atomic += part.atomic
-        full = self._record(parts, late, may_use_reserve=atomic == len(parts))
-        if full is not None and atomic < len(parts):
+        are_atomic = all(map(_is_atomic, parts))
+        full = self._record(parts, late, may_use_reserve=are_atomic)
+        if full is not None and not are_atomic:
             # There is no room for a copy, but every part has the room it needs in its own segment.
             for part in parts:
                 if not part.atomic:
@@ -59,12 +59,14 @@ class JournaledWrites:
             return
         failed = False
         for part in parts:
+            partition = part.partition
+            file = partition.writer.file
             try:
-                if part.partition.writer.file.fd < 0:  # room for another part was made by closing it
-                    self._files.use(part.partition)
+                if file.fd < 0:  # room for another part was made by closing it
+                    self._files.use(partition)
                 # By now: to make room for another part, its file may be closed.
-                self._checkpoints.unsynced.setdefault(part.partition, part.start)
-                part.partition.writer.file.write(part.data)
+                self._checkpoints.unsynced.setdefault(partition, part.start)
+                file.write(part.data)
             except OSError as error:
                 if not failed and (is_full(error) or is_out_of_descriptors(error)):
                     # Reserved space is not everywhere kept free: file systems that copy on write may run out of it here.

@@ -266,7 +266,7 @@ def _made(append: Waiting) -> Batch:
     """The records of an append that does not come as blocks."""
     if isinstance(append.batch, LateBatch):
         assert append.whole is not None, "a record that tells of other parts came without them"
-        return append.batch.make(append.whole.places)
+        return append.batch.made(append.whole.places)
     assert isinstance(append.batch, Batch)
     return append.batch
 

@@ -86,7 +86,7 @@ class Share:
         for pending in self.appends:
             if isinstance(pending.batch, LateBatch):
                 assert pending.atomic is not None
-                batches.append(pending.batch.make(places.get(pending.atomic, {})))
+                batches.append(pending.batch.made(places.get(pending.atomic, {})))
             elif batches:
                 batches.append(pending.batch)
         return join_batches(batches) if batches else None

@@ -575,6 +575,8 @@ class KafkaEngine(Engine):
             error = NotLeading(f"this node does not lead: {leader_of(self.nodes())} does")
             asyncio.get_running_loop().call_soon(done, error)
         elif len(parts) == 1 and not isinstance(batch, LateBatch):
-            partition.append(batch, lambda result: done(result if isinstance(result, PenstockError) else [result]))
+            partition.append(
+                batch, lambda result: done(result if isinstance(result, PenstockError) else {partition: result})
+            )
         else:
             self._sender.append_atomic(parts, done)

@@ -10,7 +10,7 @@ An atomic append waits until it is at the head of all its queues. It then become
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -25,7 +25,17 @@ from penstock.errors import (
     OutcomeUnknown,
     PenstockError,
 )
-from penstock.log.api import Appended, Batch, BatchFor, BlockBatch, EngineStats, LateBatch, OnAllAppended, OnAppended
+from penstock.log.api import (
+    Appended,
+    Batch,
+    BatchFor,
+    BlockBatch,
+    EngineStats,
+    LateBatch,
+    OnAllAppended,
+    OnAppended,
+    Partition,
+)
 from penstock.log.kafka.appends import Atomic, Pending, Share, Transaction
 from penstock.log.kafka.batches import encode_batch, join_batches
 from penstock.log.kafka.client import KafkaClient, Produced, ProducerId
@@ -209,7 +219,7 @@ class Sender:
             self._answered()
             self._call(done, result)
 
-    def _answer_atomic(self, atomic: Atomic, result: Sequence[Appended] | PenstockError) -> None:
+    def _answer_atomic(self, atomic: Atomic, result: Mapping[Partition, Appended] | PenstockError) -> None:
         done, atomic.done = atomic.done, None
         if done is not None:
             self._answered()
@@ -476,7 +486,7 @@ class Sender:
                     atomic.places[share.partition] = place
                     waiting[atomic] -= 1
                     if not waiting[atomic]:
-                        self._answer_atomic(atomic, [atomic.places[each] for each in atomic.partitions])
+                        self._answer_atomic(atomic, atomic.places)
 
         for share in transaction.shares:
             if share.stored:

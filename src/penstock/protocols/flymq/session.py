@@ -39,7 +39,7 @@ from penstock.protocols.flymq.codec.record_layouts import (
     encode_scattered,
 )
 from penstock.protocols.flymq.errors import encode_error
-from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest, Operation
+from penstock.protocols.flymq.operations.operation import OPERATIONS, BadRequest, Operation, encode_reply
 from penstock.protocols.flymq.operations.records import Produce
 from penstock.protocols.flymq.operations.transactions import TxnProduce
 from penstock.protocols.flymq.server.dispatch import (
@@ -319,7 +319,9 @@ class FlyMQSession(Conversation[Request]):
         def written(reply: Any) -> None:
             if isinstance(reply, PenstockError):
                 reply = self._error(body, reply)
-            self._settle_write(slot, encode_answer(type(body), reply))
+            elif not isinstance(reply, bytes):
+                reply = encode_reply(type(body), reply)
+            self._settle_write(slot, reply)
 
         self._writes_in_flight += 1
         try:

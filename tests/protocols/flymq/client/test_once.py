@@ -86,6 +86,21 @@ async def test_single_sends_of_one_moment_go_in_one_request() -> None:
         assert numbers(broker) == [(1, 0, 0, False)]
 
 
+async def test_a_send_after_one_that_went_alone_does_not_wait_for_others() -> None:
+    sizes: list[int] = []
+
+    def counted(_: Peer, request: ProduceOnce) -> bytes:
+        sizes.append(len(request.values))
+        return stored(request)
+
+    async with scripted(broker_of(counted)) as broker, connected(broker, idempotent=True) as client:
+        await client.send("t", b"alone")
+        for _ in range(2):
+            await asyncio.gather(*(client.send("t", b"together") for _ in range(50)))
+        assert sizes == [1, 1, 49, 50], "only the first of them, because others came in its turn"
+        assert numbers(broker) == [(1, 0, 0, False), (1, 1, 1, False), (1, 2, 1, False), (1, 3, 3, False)]
+
+
 async def test_what_was_in_flight_when_the_connection_was_lost_is_sent_again_in_order() -> None:
     def hang_up_once(peer: Peer, request: ProduceOnce) -> bytes | None:
         if peer.number == 0 and request.sequence == 2:

@@ -2,7 +2,7 @@
 
 Requests are handed to the connection in the order of their numbers, so that a new one never overtakes one that is sent again: at once if
 there is nothing to wait for, otherwise by one task. Records of single sends that come in one turn of the loop, or while all requests that
-may be in flight are, go together in one request.
+may be in flight are, go together in one request. A record that follows one that went alone does not wait for others.
 
 The broker hands out the id of the producer. If it has forgotten it, a request that was sent only once is certainly not stored: it is
 numbered again under another id. One that was sent before fails, because whether it was stored is unknown.
@@ -57,7 +57,6 @@ _NUMBERS = Struct(f">{PRODUCER_BYTES}sQQ?")
 _NUMBERS_AT = HEADER_BYTES + 4
 _NUMBERS_END = _NUMBERS_AT + _NUMBERS.size
 
-
 _BEFORE_NUMBERS = (AccessDenied, AuthenticationFailed, AuthenticationRequired, NotLeading, ShuttingDown)
 """Errors raised before the sequence number is checked: they do not tell whether an earlier attempt was stored."""
 
@@ -84,11 +83,12 @@ class _Producer:
 
 
 class OnceExchange(Exchange[Replies]):
-    """One PRODUCE_ONCE. `answered` has the metadata or the error of each record, in order, or raises what concerns all of them."""
+    """One PRODUCE_ONCE."""
 
     __slots__ = (
         "_error",
         "_results",
+        "_waiters",
         "answered",
         "doubt",
         "ids",
@@ -98,7 +98,6 @@ class OnceExchange(Exchange[Replies]):
         "records",
         "sequence",
         "topic",
-        "waiters",
     )
 
     def __init__(
@@ -108,14 +107,16 @@ class OnceExchange(Exchange[Replies]):
         last: int,
         *,
         timeout_s: float,
+        answered: asyncio.Future[list[Result]] | None = None,
         waiters: Sequence[asyncio.Future[Result]] = (),
     ) -> None:
-        """`waiters` are the futures of single sends, one for each record."""
+        """`answered` gets the metadata or the error of each record, in order, or what concerns all of them; `waiters` are the futures of
+        single sends, one for each record."""
         super().__init__(_encoded(outgoing, first, last), replies=1, timeout_s=timeout_s, repeatable=True)
         self.topic = outgoing.topic
         self.records = last - first
-        self.answered: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
-        self.waiters = waiters
+        self.answered = answered
+        self._waiters = waiters
         self.on_end: Callable[[OnceExchange, PenstockError | None], None] | None = None
         """Called with the reason if there is no reply."""
         self.producer: _Producer | None = None
@@ -166,6 +167,11 @@ class OnceExchange(Exchange[Replies]):
             self.on_end(self, error)
 
     @property
+    def given_up(self) -> bool:
+        """Whether its caller was cancelled. Of several sends, the others still wait."""
+        return self.answered is not None and self.answered.done()
+
+    @property
     def refusal(self) -> PenstockError | None:
         """The error that the broker answered with."""
         return self._error
@@ -175,16 +181,14 @@ class OnceExchange(Exchange[Replies]):
         error = error or self._error
         if self.producer is not None:
             self.producer.unanswered.pop(self.sequence, None)
-        if self.answered.done():
-            return
-        if error is None:
-            self.answered.set_result(self._results)
-            if self.waiters:
-                _deal_out(self.waiters, self._results)
-        else:
-            self.answered.set_exception(error)
-            self.answered.exception()  # seen, even where nobody waits any more
-            _deal_out(self.waiters, [_again(error) for _ in self.waiters])
+        if self.answered is None:
+            _deal_out(self._waiters, self._results if error is None else [_again(error) for _ in self._waiters])
+        elif not self.answered.done():
+            if error is None:
+                self.answered.set_result(self._results)
+            else:
+                self.answered.set_exception(error)
+                self.answered.exception()  # seen, even where nobody waits any more
 
     def renumbered(self) -> None:
         """Forget the producer and the answer, to be sent under another id."""
@@ -358,9 +362,23 @@ class OnceSender:
         self._task: asyncio.Task[None] | None = None
         """Does what has to wait."""
         self._scheduled = False
+        self._sends_singly = False
+        """Whether the last request was one record alone, and nothing is in flight or waits."""
 
     async def send(self, record: Outgoing) -> Result:
         """Store one record; return where it is, or why it is not stored."""
+        if self._sends_singly and self._task is None and not self._scheduled:
+            waiter: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+            self._queue.append(OnceExchange(record, 0, 1, timeout_s=self._timeout_s, waiters=[waiter]))
+            self._advance()
+        else:
+            waiter = self._gather(record)
+        result = await waiter
+        if isinstance(result, NotIdempotent):
+            raise result
+        return result
+
+    def _gather(self, record: Outgoing) -> asyncio.Future[Result]:
         common = _Together(record.topic, record.partition, record.schema, record.ttl_ms)
         gathered = self._gathered.get(common)
         if gathered is not None and not gathered.has_room_for(record):
@@ -372,36 +390,35 @@ class OnceSender:
         if gathered.is_full:
             self._seal()
         self._wake()
-        result = await waiter
-        if isinstance(result, NotIdempotent):
-            raise result
-        return result
+        return waiter
 
     async def send_many(self, outgoing: Outgoing) -> list[Result]:
         """Store records, in order; return where each is, or why it is not stored."""
-        sent: list[OnceExchange] = []
+        sent: list[tuple[OnceExchange, asyncio.Future[list[Result]]]] = []
         stopped: PenstockError | None = None
         try:
             for first, last in _chunks(outgoing):
                 if len(sent) >= CHUNKS_AHEAD_MAX:
-                    stopped = await _lost_by(sent[-CHUNKS_AHEAD_MAX])
+                    stopped = await _lost_by(sent[-CHUNKS_AHEAD_MAX][1])
                 if stopped is not None:
                     break
                 self._seal()
-                sent.append(OnceExchange(outgoing, first, last, timeout_s=self._timeout_s))
-                self._queue.append(sent[-1])
+                answered: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+                exchange = OnceExchange(outgoing, first, last, timeout_s=self._timeout_s, answered=answered)
+                sent.append((exchange, answered))
+                self._queue.append(exchange)
                 self._wake()
             results: list[Result] = []
-            for exchange in sent:
+            for exchange, answered in sent:
                 try:
-                    results += await exchange.answered
+                    results += await answered
                 except PenstockError as error:
                     if isinstance(error, NotIdempotent) and not results:
                         raise
                     results += [error] * exchange.records
         except asyncio.CancelledError:
-            for exchange in sent:
-                exchange.answered.cancel()  # what was not sent will not be
+            for _, answered in sent:
+                answered.cancel()  # what was not sent will not be
             raise
         return results if stopped is None else results + [stopped] * (len(outgoing.values) - len(results))
 
@@ -426,7 +443,7 @@ class OnceSender:
             if not self._queue:
                 break
             exchange = self._queue[0]
-            if exchange.answered.done():  # cancelled by its caller
+            if exchange.given_up:
                 self._queue.popleft()
             elif self._requests.has_room_for(exchange):
                 self._requests.submit_now(exchange, after=self._number_next(producer))
@@ -440,6 +457,7 @@ class OnceSender:
         exchange = self._queue.popleft()
         exchange.number(producer)
         self._prepare(exchange)
+        self._sends_singly = False
         return before
 
     def _prepare(self, exchange: OnceExchange) -> None:
@@ -503,7 +521,7 @@ class OnceSender:
             may_go_on = await self._outage.another()
         for exchange in sorted(self._lost, key=lambda each: each.sequence):
             del self._lost[exchange]
-            if exchange.answered.done():  # cancelled by its caller
+            if exchange.given_up:
                 exchange.settle()
             elif not may_go_on:
                 exchange.settle(exchange.doubt or exchange.lost)
@@ -547,6 +565,8 @@ class OnceSender:
         exchange.settle(error)
         if self._queue or self._gathered:
             self._wake()
+        else:
+            self._sends_singly = exchange.records == 1 and self._producer is not None and not self._producer.unanswered
 
     def _seal(self) -> None:
         """Make requests of the records that have gathered."""
@@ -568,10 +588,10 @@ class OnceSender:
             exchange.settle(_again(error))
 
 
-async def _lost_by(exchange: OnceExchange) -> PenstockError | None:
+async def _lost_by(answered: asyncio.Future[list[Result]]) -> PenstockError | None:
     """Wait for an answer; return the error if none came, so that it is of no use to continue."""
     try:
-        await exchange.answered
+        await answered
     except (ConnectionLost, NotIdempotent, RequestTimeout, Unreachable) as error:
         return error
     except PenstockError:

@@ -65,7 +65,7 @@ def decode_produce_once(data: bytes, start: int, end: int) -> ProduceOnce | None
             or keys
             or headers
             or schema_at + schema_bytes != end
-            or data[lengths_at:values_at] != data[lengths_at : lengths_at + 4] * count
+            or (count > 1 and data[lengths_at:values_at] != data[lengths_at : lengths_at + 4] * count)
         ):
             return None
         topic, schema = data[topic_at:topic_end].decode(), data[schema_at:end].decode()

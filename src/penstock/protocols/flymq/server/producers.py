@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.broker.idempotence.producers import Sequenced
 from penstock.broker.idempotence.sequences import IN_FLIGHT_MAX
 from penstock.broker.idempotence.stored import Written as Outcome
 from penstock.broker.schedule.schedule import expiry_of
@@ -22,9 +21,10 @@ async def register_producer(caller: Caller, request: op.RegisterProducer) -> op.
 @writes(op.ProduceOnce)
 def produce_once(caller: Caller, request: op.ProduceOnce, written: Written) -> None:
     count, keys, headers = len(request.values), request.keys, request.headers
-    for name, column in (("keys", keys), ("headers", headers)):
-        if column and len(column) != count:
-            raise InvalidRequest(f"{count} values came with {len(column)} {name}: send as many, or none")
+    if keys or headers:
+        for name, column in (("keys", keys), ("headers", headers)):
+            if column and len(column) != count:
+                raise InvalidRequest(f"{count} values came with {len(column)} {name}: send as many, or none")
     expiry_ms = expiry_of(caller.clock.now_ms(), request.ttl_ms) if request.ttl_ms else 0
 
     def done(outcome: Outcome | PenstockError) -> None:
@@ -39,7 +39,7 @@ def produce_once(caller: Caller, request: op.ProduceOnce, written: Written) -> N
     caller.broker.producers.produce(
         caller.principal,
         request.topic,
-        Sequenced(request.producer, request.sequence, request.floor, request.resent),
+        request,
         request.partition,
         Batch(
             request.values,
