@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,9 @@ from penstock.protocols.blipmq.codec import (
     encode_publish,
 )
 from penstock.protocols.blipmq.following import FrameCounter
-from penstock.protocols.blipmq.wire import PROTOCOL_VERSION
+from penstock.protocols.blipmq.wire import PROTOCOL_VERSION, FrameType
 from penstock.testing.shared_log import SharedLog
+from tests.protocols.blipmq.conversation import Conversation
 from tests.shared_nodes import API_KEY, SharedNode
 
 WRITER = Principal(CONFIGURED_KEY, frozenset(DEFAULT_ROLES))
@@ -135,6 +137,17 @@ def test_frames_of_the_leader_are_counted_however_they_are_cut(piece_bytes: int)
     assert counted == 30
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 3, 13, 14, 30, 1000])
+def test_it_is_known_where_a_frame_ends_that_has_begun(piece_bytes: int) -> None:
+    frames = [encode_publish(number, 1, "orders", bytes(number)) for number in range(30)] + [encode_pong(1)]
+    data, counter = b"".join(frames), FrameCounter()
+    ends = [0, *accumulate(map(len, frames))]
+    for at in range(0, len(data), piece_bytes):
+        piece = data[at : at + piece_bytes]
+        assert counter.begun_in(piece) == min(min(end for end in ends if end >= at) - at, len(piece))
+        counter.count(piece)
+
+
 def test_a_frame_that_is_too_long_for_one_ends_the_link() -> None:
     with pytest.raises(OSError, match="a frame of"):
         FrameCounter().count(b"\xff" * 13)
@@ -175,3 +188,52 @@ async def test_no_poll_of_several_is_silent_while_what_its_client_has_published_
         polled = await client.poll(subscription, 6)
         monkeypatch.undo()
     assert [message.value for message in polled] == [b"a", b"b", b"c", b"d", b"e"]
+
+
+async def heads(talk: Conversation, count: int) -> list[tuple[int, int]]:
+    """Types and correlation ids of the next frames."""
+    replies = [await talk.reply() for _ in range(count)]
+    return [(reply[4], int.from_bytes(reply[5:13], "big")) for reply in replies]
+
+
+async def test_a_pong_says_nothing_of_a_publish_before_its_nack(nodes: list[SharedNode]) -> None:
+    """Also if the publish is refused while a large delivery is on its way, behind which the PONG comes in the same read."""
+    two = nodes[1]
+    source: Any = two.server._sources["blipmq"]
+    talk = Conversation(source)
+    await talk.log_in()
+    subscription = await talk.subscribe("orders")
+    await talk.publish("orders", bytes(1_000_000))
+    session: Any = talk.session
+    receive, published = session._link._received, False
+
+    def received(data: bytes) -> None:
+        nonlocal published
+        receive(data)
+        if session._frames.inside and not published:
+            published = True
+            talk.say(encode_publish(77, 1, "__groups", b"never"), encode_ping(78))
+
+    session._link._received = received
+    talk.say(encode_poll(5, subscription))
+    assert (await heads(talk, 3))[1:] == [(FrameType.NACK, 77), (FrameType.PONG, 78)]
+
+
+async def test_a_ping_is_passed_on_behind_the_nacks_in_front_of_it(
+    nodes: list[SharedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of QoS 0, whose commit it does not wait for, if it is known that something is refused."""
+    two = nodes[1]
+    source: Any = two.server._sources["blipmq"]
+    producer: Any = two.broker._producer
+    talk = Conversation(source)
+    await talk.log_in()
+    await talk.subscribe("orders")
+    monkeypatch.setattr(producer, "_limits", two.broker.limits.model_copy(update={"record_bytes_max": 1000}))
+    with monkeypatch.context() as held:
+        held.setattr(two.engine, "_turn_soon", lambda: None)  # nothing is committed
+        talk.say(encode_publish(1, 0, "orders", bytes(2000)), encode_publish(2, 0, "orders", b"a"), encode_ping(3))
+        for _ in range(200):  # enough for an answer of the other node
+            await asyncio.sleep(0)
+    two.engine._turn_soon()
+    assert await heads(talk, 2) == [(FrameType.NACK, 1), (FrameType.PONG, 3)]

@@ -3,7 +3,8 @@ passed on, frame by frame, to the node that leads, which has them.
 
 A client finds its own messages: what it published is committed before a POLL or SUBSCRIBE of it is passed on, and the node that leads looks
 for it before it says nothing. Frames of both nodes go to the client whole, those of each in the order of what they answer; a NACK to a
-PUBLISH may come before answers to frames in front of it. A PING is passed on once anything was, so that its PONG is behind all of that.
+PUBLISH may come before answers to frames in front of it, and comes before the PONG of a PING behind it. A PING is passed on once anything
+was, so that its PONG is behind all of that.
 
 If the node that leads is lost, its clients' connections end: what it was asked has an unknown outcome, and what it delivered comes again.
 Connections over which nothing was passed on stay.
@@ -17,7 +18,7 @@ from penstock.broker.access.checks import Principal
 from penstock.broker.deliveries.subscription import Subscription
 from penstock.net.session import Connection
 from penstock.protocols.blipmq import codec
-from penstock.protocols.blipmq.codec import Frame, IdRun
+from penstock.protocols.blipmq.codec import Frame, IdRun, Message
 from penstock.protocols.blipmq.session import SILENCE, BlipMQ, BlipMQSession
 from penstock.protocols.blipmq.wire import HEAD_BYTES, ID_FRAME, LENGTH_BYTES, LENGTH_MAX, FrameType
 from penstock.protocols.conversation import ReplySlot
@@ -76,6 +77,12 @@ class FollowingSession(BlipMQSession):
         if self._link is not None and self._principal is not self._link_of:  # the key was revoked since
             self._unlink()
 
+    def _must_wait(self, message: Message) -> bool:
+        if super()._must_wait(message):
+            return True
+        # Here its PONG would wait for the NACKs in front of it; from elsewhere it may come before them.
+        return isinstance(message, Frame) and message.type == _PING and self._link is not None and bool(self._slots)
+
     def _answer_frame(self, frame: Frame, slot: ReplySlot) -> bytes | None:
         passed_on = frame.type == _SUBSCRIBE or (frame.type == _PING and self._link is not None)
         if self._principal is None or not passed_on:
@@ -109,7 +116,13 @@ class FollowingSession(BlipMQSession):
         return SILENCE
 
     def _received(self, data: bytes) -> None:
+        begun_bytes = self._frames.begun_in(data)
         self._stats.sent_records += self._frames.count(data)
+        if self._ready and begun_bytes < len(data):  # what is ready goes before the next frame, which may be a PONG
+            if begun_bytes:
+                self._connection.send(data[:begun_bytes])
+            super().flush()
+            data = data[begun_bytes:]
         self._connection.send(data)
         self.flush()
 
@@ -140,6 +153,16 @@ class FrameCounter:
     @property
     def inside(self) -> bool:
         return bool(self._head) or self._missing_bytes > 0
+
+    def begun_in(self, data: bytes) -> int:
+        """Return how much of what comes next is of a frame that has begun."""
+        missing_bytes = self._missing_bytes
+        if self._head:
+            head = self._head + data[:LENGTH_BYTES]
+            if len(head) < LENGTH_BYTES:
+                return len(data)
+            missing_bytes = LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "big") - len(self._head)
+        return max(0, min(missing_bytes, len(data)))
 
     def count(self, data: bytes) -> int:
         """Take what comes next; returns how many deliveries begin there. Raises OSError if it is no frame."""
