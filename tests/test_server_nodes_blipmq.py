@@ -126,6 +126,22 @@ async def test_a_client_with_a_revoked_key_reads_nothing_more(nodes: list[Shared
             await client.poll(subscription)
 
 
+async def test_a_revoked_key_opens_nothing_on_the_leader_before_the_clients_node_has_heard_of_it(
+    nodes: list[SharedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = nodes
+    secret = await one.broker.api_keys.create(SYSTEM, "sensor", ["consumer", "producer"])
+    await two.broker.leading.catch_up()
+    async with AsyncBlipMQClient(f"blipmq://{secret}@{two.addresses['blipmq']}") as client:
+        subscription = await client.subscribe("orders")
+        await client.send("orders", b"one")
+        with monkeypatch.context() as cut_off:
+            cut_off.setattr(two.engine, "follow_soon", lambda _: None)
+            await one.broker.api_keys.revoke(SYSTEM, "sensor")
+            with pytest.raises(PenstockError, match="unauthenticated"):
+                await client.poll(subscription)
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 3, 13, 14, 1000])
 def test_frames_of_the_leader_are_counted_however_they_are_cut(piece_bytes: int) -> None:
     frames = [encode_publish(number, 1, "orders", bytes(number)) for number in range(30)] + [encode_pong(1)]

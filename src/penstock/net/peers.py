@@ -21,6 +21,7 @@ import structlog
 from penstock.errors import NotLeading, ProtocolViolation
 from penstock.net.descriptors import descriptor_mark
 from penstock.net.session import Connection, Session
+from penstock.net.tcp import SOCKET_OPTIONS
 from penstock.units import parse_address
 
 NONCE_BYTES: Final = 16
@@ -57,7 +58,7 @@ class Introduction(msgspec.Struct, frozen=True):
     tenant: str | None = None
     """For Felix: the only tenant it may name."""
     key: str | None = None
-    """For Felix: the digest of the API key that it has logged in with, which may be revoked."""
+    """For BlipMQ and Felix: the digest of the API key that it has logged in with, which may be revoked."""
     codes: bool = False
     """For Felix: whether it reads error codes."""
 
@@ -217,7 +218,10 @@ class Dialer:
             reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
             advice = _TLS_ADVICE
             try:
-                if writer.get_extra_info("socket").fileno() >= descriptor_mark(self._descriptors_reserved):
+                connected = writer.get_extra_info("socket")
+                for level, option, value in SOCKET_OPTIONS:
+                    connected.setsockopt(level, option, value)
+                if connected.fileno() >= descriptor_mark(self._descriptors_reserved):
                     raise _Refused(_DESCRIPTORS_ADVICE)
                 nonce = await reader.readexactly(NONCE_BYTES)
                 advice = _MAC_ADVICE

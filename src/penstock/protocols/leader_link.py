@@ -30,8 +30,11 @@ class DialLeader(Protocol):
     def leader(self) -> str | None:
         """Who leads, as far as that is known."""
 
-    async def dial(self, principal: Principal, native: bool | None) -> Streams:
-        """Connect, for a principal and the dialect of its client, where the protocol has several. Raises NotLeading."""
+    async def dial(self, principal: Principal, native: bool | None, key_digest: bytes | None = None) -> Streams:
+        """Connect, for a principal and the dialect of its client, where the protocol has several. Raises NotLeading.
+
+        `key_digest` is that of the API key that the principal rests on, which may be revoked.
+        """
 
 
 class LeaderLink:

@@ -12,6 +12,7 @@ Connections over which nothing was passed on stay.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from penstock.broker.access.checks import Principal
@@ -41,9 +42,9 @@ class NodeBlipMQ:
             return BlipMQSession(self._shared, connection)
         return FollowingSession(self._shared, connection, self._dial_leader)
 
-    def introduced(self, connection: Connection, principal: Principal) -> BlipMQSession:
-        """Open a session for a client that has logged in on another node."""
-        return IntroducedSession(self._shared, connection, principal)
+    def introduced(self, connection: Connection, principal: Principal, key_digest: bytes | None) -> BlipMQSession:
+        """Open a session for a client that has logged in on another node, with an API key that may be revoked if there is a digest."""
+        return IntroducedSession(self._shared, connection, principal, key_digest)
 
 
 class FollowingSession(BlipMQSession):
@@ -107,7 +108,7 @@ class FollowingSession(BlipMQSession):
             self._link = LeaderLink(
                 self._connection,
                 self._dial.leader,
-                lambda: self._dial.dial(principal, None),
+                partial(self._dial.dial, principal, None, self._key_digest),
                 received=self._received,
                 ended=self._connection.close,
             )
@@ -187,10 +188,11 @@ class IntroducedSession(BlipMQSession):
 
     __slots__ = ("_looked", "_were_put_back")
 
-    def __init__(self, shared: BlipMQ, connection: Connection, principal: Principal) -> None:
+    def __init__(self, shared: BlipMQ, connection: Connection, principal: Principal, key_digest: bytes | None) -> None:
         super().__init__(shared, connection)
         self._greeted = True
         self._principal = principal
+        self._key_digest = key_digest
         self._decoder.length_max = LENGTH_MAX
         self._looked = False
         self._were_put_back = False
