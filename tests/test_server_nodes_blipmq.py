@@ -16,12 +16,15 @@ from penstock.broker.access.checks import SYSTEM, Operation, Principal, Resource
 from penstock.errors import EntryNotFound, PenstockError
 from penstock.protocols.blipmq.client import AsyncBlipMQClient
 from penstock.protocols.blipmq.codec import (
+    encode_ack,
     encode_auth,
     encode_hello,
     encode_ping,
     encode_poll,
     encode_pong,
     encode_publish,
+    encode_subscribe,
+    parse_id,
 )
 from penstock.protocols.blipmq.following import FrameCounter
 from penstock.protocols.blipmq.wire import PROTOCOL_VERSION, FrameType
@@ -63,6 +66,20 @@ async def test_a_client_reads_what_it_has_published_on_a_node_that_follows(nodes
             assert message.tag is not None
             await client.ack(subscription, message.tag)
         assert await client.poll(subscription) == []
+
+
+async def test_what_is_published_right_behind_a_subscribe_is_delivered_to_it(nodes: list[SharedNode]) -> None:
+    for node in nodes:
+        source: Any = node.server._sources["blipmq"]
+        talk = Conversation(source)
+        await talk.log_in()
+        await talk.publish("orders", b"past")
+        for value in (b"one", b"another"):
+            [frame] = await talk.answers(encode_subscribe(3, "orders", 1), encode_publish(4, 1, "orders", value))
+            assert await talk.message(parse_id(frame.payload) or 0) == value
+        [frame] = await talk.answers(encode_subscribe(5, "__groups", 1), encode_publish(6, 1, "orders", b"goes on"))
+        assert (frame.type, frame.correlation_id) == (FrameType.NACK, 5)
+        talk.session.closed()
 
 
 async def test_nodes_share_a_subscription_whatever_node_its_readers_are_connected_to(nodes: list[SharedNode]) -> None:
@@ -111,6 +128,29 @@ async def test_only_clients_with_subscriptions_notice_that_another_node_leads(no
         ]
     for _, writing in (reader, writer):
         writing.close()
+
+
+async def test_a_client_is_disconnected_whose_subscribe_is_never_answered(
+    nodes: list[SharedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = nodes
+    asked = asyncio.Event()
+
+    async def subscribe(*_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(one.broker.subscriptions, "subscribe", subscribe)
+    reader, writer = await asyncio.open_connection(*two.addresses["blipmq"].split(":"))
+    writer.write(encode_hello(1, PROTOCOL_VERSION) + encode_auth(2, API_KEY) + encode_subscribe(3, "orders", 1))
+    writer.write(encode_publish(4, 1, "orders", b"behind it") + encode_subscribe(5, "orders", 1) + encode_ping(6))
+    await asked.wait()
+    peers: Any = one.server._peers
+    for connection in list(peers._connections):
+        connection.abort()  # as if it was killed
+    async with asyncio.timeout(20):
+        assert (await reader.read()).endswith(encode_ack(2))
+    writer.close()
 
 
 async def test_a_client_with_a_revoked_key_reads_nothing_more(nodes: list[SharedNode]) -> None:
