@@ -166,6 +166,19 @@ async def test_what_a_client_may_not_do_is_refused_on_either_node(nodes: list[Sh
         await client.send("orders", b"goes on")
 
 
+async def test_a_topic_name_is_refused_in_the_same_words_on_either_node(nodes: list[SharedNode]) -> None:
+    for node in nodes:
+        fujin: Any = node.server._sources["fujin"]
+        stream = MemoryStream(0, MemoryConnection())
+        session = fujin(MemoryConnection()).stream_opened(stream)
+        session.receive(b"\1\0\0\0\0" + b"\3\0\0\0\1\0\0\1\x2c" + b"x" * 300 + b"\0\0\0\1a" + b"\n")
+        async with asyncio.timeout(10):
+            while not stream.has_ended:
+                await asyncio.sleep(0)
+        assert stream.sent[10:].startswith(b"topic name has 300 bytes")
+        session.closed()
+
+
 async def test_nothing_is_passed_on_for_clients_that_must_log_in_and_have_not(tmp_path: Path) -> None:
     log = SharedLog(elects=True)
     required = {"fujin": {"auth": "required"}}
