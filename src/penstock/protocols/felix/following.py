@@ -120,13 +120,15 @@ class FollowingStream(FelixStream):
         return not self._broker.has_topic(topic)
 
     async def _catch_up_for(self, frame: Frame) -> None:
-        with suppress(PenstockError):  # then it is answered with what is known
-            await self._broker.leading.catch_up()
-        if self._worker.stopped:
-            self._connection.release(self._held_bytes(frame))
-        else:
-            self._looked_for = frame
-            self._waiting.appendleft(frame)
+        try:
+            with suppress(PenstockError):  # then it is answered with what is known
+                await self._broker.leading.catch_up()
+        finally:
+            if self._worker.stopped:
+                self._connection.release(self._held_bytes(frame))
+            else:
+                self._looked_for = frame
+                self._waiting.appendleft(frame)
 
     # --- what is passed on ---
 
