@@ -89,6 +89,29 @@ def test_frames_are_whole_however_they_come(piece_bytes: int) -> None:
     assert found == frames
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 4, 5, 6, 1000])
+def test_data_is_given_as_it_comes_where_it_need_not_be_whole(piece_bytes: int) -> None:
+    frames = [
+        (Kind.DATA, b"x" * 300),
+        (Kind.ARRIVED, bytes(8)),
+        (Kind.DATA, b""),
+        (Kind.DATA, b"y" * 20),
+        (Kind.END, b""),
+    ]
+    data = b"".join(encode(*frame) for frame in frames)
+    reader = FrameReader(whole=False)
+    kinds, given, kept_bytes = [], b"", 0
+    for at in range(0, len(data), piece_bytes):
+        for kind, payload in reader.feed(data[at : at + piece_bytes]):
+            given += payload if kind is Kind.DATA else b""
+            if kind is not Kind.DATA:
+                kinds.append((kind, payload))
+        kept_bytes = max(kept_bytes, len(reader._kept))
+    assert given == b"x" * 300 + b"y" * 20
+    assert kinds == [(Kind.ARRIVED, bytes(8)), (Kind.END, b"")]
+    assert kept_bytes < len(encode(Kind.ARRIVED, bytes(8)))
+
+
 @pytest.mark.parametrize("head", [b"\x09\0\0\0\0", b"\0" + (FRAME_BYTES_MAX + 1).to_bytes(4, "big")])
 def test_what_is_no_frame_is_refused(head: bytes) -> None:
     with pytest.raises(ProtocolViolation, match="a node of another release"):

@@ -1,7 +1,8 @@
 """Streams of QUIC whose sessions are on the node that leads: what a client says on one there, and what is answered, over a link.
 
-Each side says in frames what has happened to the stream: a u8 kind, a u32 length, and so many bytes. Answers are sent on whole. The node
-of the client tells how much of them has arrived there, because that is what settles deliveries that nobody acknowledges.
+Each side says in frames what has happened to the stream: a u8 kind, a u32 length, and so many bytes. Answers are sent on as they come, or
+whole where others may be sent between them. The node of the client tells how much of them has arrived there, because that is what settles
+deliveries that nobody acknowledges.
 """
 
 from __future__ import annotations
@@ -42,13 +43,20 @@ def encode(kind: Kind, payload: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Bytes to frames."""
+    """Bytes to frames; of those of data, where not whole ones are asked for, each part as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = True) -> None:
+        self._whole = whole
+        self._missing_bytes = 0
+        """Of the frame of data whose first part was given."""
         self._kept = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """Iterate over the frames that are whole. Raises ProtocolViolation."""
+        """Iterate over what has come. Raises ProtocolViolation."""
+        if self._missing_bytes:
+            part, data = data[: self._missing_bytes], data[self._missing_bytes :]
+            self._missing_bytes -= len(part)
+            yield Kind.DATA, part
         kept = self._kept
         kept += data
         while len(kept) >= _HEAD.size:
@@ -57,15 +65,17 @@ class FrameReader:
                 raise ProtocolViolation(f"a node of another release: it says {number} with {length} bytes of a stream")
             end = _HEAD.size + length
             if len(kept) < end:
-                return
+                if self._whole or number != Kind.DATA or len(kept) == _HEAD.size:
+                    return
+                self._missing_bytes, end = end - len(kept), len(kept)
             payload = bytes(memoryview(kept)[_HEAD.size : end])
             del kept[:end]
             yield Kind(number), payload
 
 
 class StreamLink:
-    """Of a client's stream, to its session on the node that leads. `answered` is given whole answers, `ended` told that there are no more:
-    True if the session has ended its side in good order."""
+    """Of a client's stream, to its session on the node that leads. `answered` is given answers, whole ones if asked for; `ended` is told
+    that there are no more: True if the session has ended its side in good order."""
 
     def __init__(
         self,
@@ -75,11 +85,12 @@ class StreamLink:
         *,
         answered: Callable[[bytes], None],
         ended: Callable[[bool], None],
+        whole: bool = True,
     ) -> None:
         self._stream = stream
         self._answered = answered
         self._ended = ended
-        self._frames = FrameReader()
+        self._frames = FrameReader(whole=whole)
         self._sent_bytes = 0
         self._arrived_bytes = 0
         self._looking: asyncio.TimerHandle | None = None

@@ -159,6 +159,7 @@ class FollowingTalk(Talk):
             partial(self._dial.dial, self.principal, deployed),
             answered=self.send,
             ended=self._link_ended,
+            whole=not self._is_passed_on,  # between those to a writer there may be some of here
         )
         if self._stop_wanted:
             self._link.tell(Kind.STOPPING)
