@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock.errors import ProtocolViolation
+from penstock.errors import NotLeading, ProtocolViolation
 from penstock.net.quic_session import Stream
-from penstock.protocols.stream_link import FRAME_BYTES_MAX, FrameReader, Kind, LinkedSession, LinkedSessions, encode
+from penstock.protocols.leader_link import Streams
+from penstock.protocols.stream_link import (
+    FRAME_BYTES_MAX,
+    LOOK_S,
+    FrameReader,
+    Kind,
+    LinkedSession,
+    LinkedSessions,
+    StreamLink,
+    encode,
+)
 from tests.protocols.transport import MemoryConnection
 
 
@@ -116,6 +127,28 @@ def test_data_is_given_as_it_comes_where_it_need_not_be_whole(piece_bytes: int) 
 def test_what_is_no_frame_is_refused(head: bytes) -> None:
     with pytest.raises(ProtocolViolation, match="a node of another release"):
         list(FrameReader().feed(head))
+
+
+async def test_it_is_looked_ever_less_often_what_has_arrived_at_a_client_that_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def dial() -> Streams:
+        raise NotLeading("nobody leads")
+
+    delays: list[float] = []
+    monkeypatch.setattr(StreamLink, "_look_after", lambda _, delay_s: delays.append(delay_s))
+    stream: Any = SimpleNamespace(
+        unacknowledged_bytes=100, listener="fujin", peer="192.0.2.1:1", release=lambda _: None
+    )
+    link: Any = StreamLink(stream, lambda: None, dial, answered=lambda _: None, ended=lambda _: None)
+    link._received(encode(Kind.DATA, bytes(100)))
+    for _ in range(6):
+        link._look(delays[-1])
+    assert delays == [LOOK_S * factor for factor in (1, 2, 4, 8, 16, 16, 16)]
+    stream.unacknowledged_bytes = 50
+    link._look(delays[-1])
+    assert delays[-1] == LOOK_S
+    link.close()
 
 
 async def test_answers_are_unacknowledged_until_the_clients_node_says_that_they_have_arrived(linked: Linked) -> None:

@@ -19,7 +19,8 @@ from penstock.net.session import Connection
 from penstock.protocols.leader_link import LeaderLink, Streams
 
 LOOK_S: Final = 0.01
-"""How often it is looked what has arrived, while something has not."""
+LOOK_S_MAX: Final = 0.16
+"""How soon it is looked what has arrived, while something has not: twice as late each time that nothing more has."""
 LOST: Final = 1
 """The code of a reset because the node that leads was lost."""
 FRAME_BYTES_MAX: Final = 64 << 20
@@ -127,16 +128,17 @@ class StreamLink:
         except ProtocolViolation as error:
             raise OSError(str(error)) from error
         if self._looking is None and self._sent_bytes:
-            self._look_later()
+            self._look_after(LOOK_S)
 
-    def _look_later(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+    def _look_after(self, delay_s: float) -> None:
+        self._looking = asyncio.get_running_loop().call_later(delay_s, self._look, delay_s)
 
-    def _look(self) -> None:
+    def _look(self, waited_s: float) -> None:
         self._looking = None
+        before_bytes = self._arrived_bytes
         self._tell_arrived()
         if self._arrived_bytes < self._sent_bytes:
-            self._look_later()
+            self._look_after(LOOK_S if self._arrived_bytes > before_bytes else min(2 * waited_s, LOOK_S_MAX))
 
     def _tell_arrived(self) -> None:
         arrived_bytes = self._sent_bytes - self._stream.unacknowledged_bytes
