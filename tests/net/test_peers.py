@@ -86,6 +86,8 @@ async def test_a_node_that_was_cut_off_without_a_word_is_noticed_from_either_sid
         connected = transport.get_extra_info("socket")
         assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEPALIVE_IDLE_S
+        if transport is writer.transport:  # which waits for answers
+            assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
     writer.close()
 
 
