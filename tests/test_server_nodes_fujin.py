@@ -182,6 +182,21 @@ async def test_an_answer_to_a_reader_is_sent_on_as_it_comes(nodes: list[SharedNo
     session.closed()
 
 
+async def test_a_writer_is_told_once_that_its_node_stops(nodes: list[SharedNode]) -> None:
+    for node in nodes:
+        fujin: Any = node.server._sources["fujin"]
+        stream = MemoryStream(0, MemoryConnection())
+        session = fujin(MemoryConnection()).stream_opened(stream)
+        session.receive(b"\1\0\0\0\0" + b"\3\0\0\0\1\0\0\0\6orders\0\0\0\1a")
+        session.stop()
+        session.receive(b"\4\0\0\0\2" + b"\5\0\0\0\3" + b"\n")
+        async with asyncio.timeout(10):
+            while not stream.has_ended:
+                await asyncio.sleep(0)
+        assert stream.sent == b"\2\0\0\0\1\0" + b"\x0c" + b"\3\0\0\0\2\0" + b"\4\0\0\0\3\0" + b"\n"
+        session.closed()
+
+
 async def test_a_topic_name_is_refused_in_the_same_words_on_either_node(nodes: list[SharedNode]) -> None:
     for node in nodes:
         fujin: Any = node.server._sources["fujin"]
