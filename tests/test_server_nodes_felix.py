@@ -171,6 +171,21 @@ async def test_a_poll_is_answered_before_its_node_stops(nodes: list[SharedNode])
     two.close()
 
 
+@pytest.mark.parametrize("polls", [1, 3])
+async def test_what_waits_behind_a_poll_is_answered_before_its_node_stops(nodes: list[SharedNode], polls: int) -> None:
+    two = await talk_to(nodes[1])
+    await records(two, poll(1))
+    two.say(*(poll(2, wait_ms=30_000) for _ in range(polls)))
+    two.say(CachePut(key="colour", value=b"red", request_id=3), CacheGet(key="colour", request_id=4))
+    stream: Any = two.session
+    stream.finish()
+    async with asyncio.timeout(10):
+        replies = [await two.reply() for _ in range(polls + 2)]
+    assert [type(reply) for reply in replies] == [GroupRecords] * polls + [CacheOk, CacheValue]
+    assert two.stream.held_bytes == 0
+    two.close()
+
+
 async def test_a_poll_is_answered_before_the_node_that_leads_stops(nodes: list[SharedNode]) -> None:
     one, two = nodes
     talk = await talk_to(two)
