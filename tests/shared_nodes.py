@@ -21,7 +21,9 @@ API_KEY = "dev-key"
 class SharedNode:
     """One of them. The first on a log that is started leads."""
 
-    def __init__(self, log: SharedLog, name: str, directory: Path, listeners: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, log: SharedLog, name: str, directory: Path, listeners: Mapping[str, Mapping[str, Any]], **settings: Any
+    ) -> None:
         config = Config(
             data_dir=directory / name,
             engine="kafka",
@@ -30,6 +32,7 @@ class SharedNode:
             listeners={each: {**ANY_PORT, **settings} for each, settings in listeners.items()},
             admin=None,
             dev=True,
+            **settings,
         )
         config.data_dir.mkdir()
         self.engine = SharedEngine(log, clock=SystemClock(), node=name)

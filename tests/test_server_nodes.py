@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trustme
 
-from penstock.config import Config
+from penstock.config import Config, FlyMQListener, FujinListener
 from penstock.errors import ConfigError
 from penstock.log.api import NodeInfo
 from penstock.server import Server, _advertised, _peer_limits
@@ -63,6 +63,9 @@ def test_relayed_clients_have_the_bounds_of_all_others(tmp_path: Path) -> None:
     limits = _peer_limits(node_config(tmp_path, {"in_flight_bytes_max": 70_000, "descriptors_reserved": 7}))
     assert (limits.in_flight_bytes_max, limits.descriptors_reserved) == (70_000, 7)
     assert limits.idle_s_max == 24 * 3600, "the node that relays a client closes what is idle"
+    flymq, fujin = FlyMQListener(), FujinListener()
+    each_node = flymq.max_connections + fujin.max_connections * 100
+    assert limits.max_connections > 2 * each_node, "the nodes that relay clients bound how many they are"
 
 
 async def test_wrong_tls_files_of_a_node_are_found_before_kafka_is_asked(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,20 @@ from penstock.broker.access.checks import SYSTEM, Operation, Principal, Resource
 from penstock.errors import EntryNotFound, PenstockError
 from penstock.protocols.blipmq.client import AsyncBlipMQClient
 from penstock.protocols.blipmq.codec import (
+    encode_ack,
     encode_auth,
     encode_hello,
     encode_ping,
     encode_poll,
     encode_pong,
     encode_publish,
+    encode_subscribe,
+    parse_id,
 )
 from penstock.protocols.blipmq.following import FrameCounter
-from penstock.protocols.blipmq.wire import PROTOCOL_VERSION
+from penstock.protocols.blipmq.wire import PROTOCOL_VERSION, FrameType
 from penstock.testing.shared_log import SharedLog
+from tests.protocols.blipmq.conversation import Conversation
 from tests.shared_nodes import API_KEY, SharedNode
 
 WRITER = Principal(CONFIGURED_KEY, frozenset(DEFAULT_ROLES))
@@ -33,7 +38,9 @@ WRITER = Principal(CONFIGURED_KEY, frozenset(DEFAULT_ROLES))
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[list[SharedNode]]:
     log = SharedLog(elects=True)
-    nodes = [await SharedNode(log, name, tmp_path, {"blipmq": {}}).start() for name in ("one", "two")]
+    patient = {"backoff_ms": 60_000}  # nothing comes again because a test took its time
+    listeners: dict[str, Any] = {"blipmq": {}}
+    nodes = [await SharedNode(log, name, tmp_path, listeners, subscriptions=patient).start() for name in ("one", "two")]
     yield nodes
     for node in reversed(nodes):
         await node.stop()
@@ -61,6 +68,20 @@ async def test_a_client_reads_what_it_has_published_on_a_node_that_follows(nodes
             assert message.tag is not None
             await client.ack(subscription, message.tag)
         assert await client.poll(subscription) == []
+
+
+async def test_what_is_published_right_behind_a_subscribe_is_delivered_to_it(nodes: list[SharedNode]) -> None:
+    for node in nodes:
+        source: Any = node.server._sources["blipmq"]
+        talk = Conversation(source)
+        await talk.log_in()
+        await talk.publish("orders", b"past")
+        for value in (b"one", b"another"):
+            [frame] = await talk.answers(encode_subscribe(3, "orders", 1), encode_publish(4, 1, "orders", value))
+            assert await talk.message(parse_id(frame.payload) or 0) == value
+        [frame] = await talk.answers(encode_subscribe(5, "__groups", 1), encode_publish(6, 1, "orders", b"goes on"))
+        assert (frame.type, frame.correlation_id) == (FrameType.NACK, 5)
+        talk.session.closed()
 
 
 async def test_nodes_share_a_subscription_whatever_node_its_readers_are_connected_to(nodes: list[SharedNode]) -> None:
@@ -111,6 +132,29 @@ async def test_only_clients_with_subscriptions_notice_that_another_node_leads(no
         writing.close()
 
 
+async def test_a_client_is_disconnected_whose_subscribe_is_never_answered(
+    nodes: list[SharedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = nodes
+    asked = asyncio.Event()
+
+    async def subscribe(*_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(one.broker.subscriptions, "subscribe", subscribe)
+    reader, writer = await asyncio.open_connection(*two.addresses["blipmq"].split(":"))
+    writer.write(encode_hello(1, PROTOCOL_VERSION) + encode_auth(2, API_KEY) + encode_subscribe(3, "orders", 1))
+    writer.write(encode_publish(4, 1, "orders", b"behind it") + encode_subscribe(5, "orders", 1) + encode_ping(6))
+    await asked.wait()
+    peers: Any = one.server._peers
+    for connection in list(peers._connections):
+        connection.abort()  # as if it was killed
+    async with asyncio.timeout(20):
+        assert (await reader.read()).endswith(encode_ack(2))
+    writer.close()
+
+
 async def test_a_client_with_a_revoked_key_reads_nothing_more(nodes: list[SharedNode]) -> None:
     one, two = nodes
     secret = await one.broker.api_keys.create(SYSTEM, "sensor", ["consumer", "producer"])
@@ -124,6 +168,22 @@ async def test_a_client_with_a_revoked_key_reads_nothing_more(nodes: list[Shared
             await client.poll(subscription)
 
 
+async def test_a_revoked_key_opens_nothing_on_the_leader_before_the_clients_node_has_heard_of_it(
+    nodes: list[SharedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = nodes
+    secret = await one.broker.api_keys.create(SYSTEM, "sensor", ["consumer", "producer"])
+    await two.broker.leading.catch_up()
+    async with AsyncBlipMQClient(f"blipmq://{secret}@{two.addresses['blipmq']}") as client:
+        subscription = await client.subscribe("orders")
+        await client.send("orders", b"one")
+        with monkeypatch.context() as cut_off:
+            cut_off.setattr(two.engine, "follow_soon", lambda _: None)
+            await one.broker.api_keys.revoke(SYSTEM, "sensor")
+            with pytest.raises(PenstockError, match="unauthenticated"):
+                await client.poll(subscription)
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 3, 13, 14, 1000])
 def test_frames_of_the_leader_are_counted_however_they_are_cut(piece_bytes: int) -> None:
     frames = [encode_publish(number, 1, "orders", bytes(number)) for number in range(30)] + [encode_pong(1)]
@@ -133,6 +193,17 @@ def test_frames_of_the_leader_are_counted_however_they_are_cut(piece_bytes: int)
         counted += counter.count(data[at : at + piece_bytes])
         assert counter.inside is (min(at + piece_bytes, len(data)) not in ends)
     assert counted == 30
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 3, 13, 14, 30, 1000])
+def test_it_is_known_where_a_frame_ends_that_has_begun(piece_bytes: int) -> None:
+    frames = [encode_publish(number, 1, "orders", bytes(number)) for number in range(30)] + [encode_pong(1)]
+    data, counter = b"".join(frames), FrameCounter()
+    ends = [0, *accumulate(map(len, frames))]
+    for at in range(0, len(data), piece_bytes):
+        piece = data[at : at + piece_bytes]
+        assert counter.begun_in(piece) == min(min(end for end in ends if end >= at) - at, len(piece))
+        counter.count(piece)
 
 
 def test_a_frame_that_is_too_long_for_one_ends_the_link() -> None:
@@ -157,7 +228,7 @@ async def test_polls_in_a_row_get_more_than_fits_in_the_buffers_of_both_nodes(no
         subscription = await client.subscribe("orders")
         await client.send_many("orders", values)
         seen: set[bytes] = set()
-        while len(seen) < len(values):  # those that take too long on their way come again
+        while len(seen) < len(values):
             seen |= {message.value for message in await client.poll(subscription, len(values))}
     assert seen == set(values)
 
@@ -175,3 +246,52 @@ async def test_no_poll_of_several_is_silent_while_what_its_client_has_published_
         polled = await client.poll(subscription, 6)
         monkeypatch.undo()
     assert [message.value for message in polled] == [b"a", b"b", b"c", b"d", b"e"]
+
+
+async def heads(talk: Conversation, count: int) -> list[tuple[int, int]]:
+    """Types and correlation ids of the next frames."""
+    replies = [await talk.reply() for _ in range(count)]
+    return [(reply[4], int.from_bytes(reply[5:13], "big")) for reply in replies]
+
+
+async def test_a_pong_says_nothing_of_a_publish_before_its_nack(nodes: list[SharedNode]) -> None:
+    """Also if the publish is refused while a large delivery is on its way, behind which the PONG comes in the same read."""
+    two = nodes[1]
+    source: Any = two.server._sources["blipmq"]
+    talk = Conversation(source)
+    await talk.log_in()
+    subscription = await talk.subscribe("orders")
+    await talk.publish("orders", bytes(1_000_000))
+    session: Any = talk.session
+    receive, published = session._link._received, False
+
+    def received(data: bytes) -> None:
+        nonlocal published
+        receive(data)
+        if session._frames.inside and not published:
+            published = True
+            talk.say(encode_publish(77, 1, "__groups", b"never"), encode_ping(78))
+
+    session._link._received = received
+    talk.say(encode_poll(5, subscription))
+    assert (await heads(talk, 3))[1:] == [(FrameType.NACK, 77), (FrameType.PONG, 78)]
+
+
+async def test_a_ping_is_passed_on_behind_the_nacks_in_front_of_it(
+    nodes: list[SharedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of QoS 0, whose commit it does not wait for, if it is known that something is refused."""
+    two = nodes[1]
+    source: Any = two.server._sources["blipmq"]
+    producer: Any = two.broker._producer
+    talk = Conversation(source)
+    await talk.log_in()
+    await talk.subscribe("orders")
+    monkeypatch.setattr(producer, "_limits", two.broker.limits.model_copy(update={"record_bytes_max": 1000}))
+    with monkeypatch.context() as held:
+        held.setattr(two.engine, "_turn_soon", lambda: None)  # nothing is committed
+        talk.say(encode_publish(1, 0, "orders", bytes(2000)), encode_publish(2, 0, "orders", b"a"), encode_ping(3))
+        for _ in range(200):  # enough for an answer of the other node
+            await asyncio.sleep(0)
+    two.engine._turn_soon()
+    assert await heads(talk, 2) == [(FrameType.NACK, 1), (FrameType.PONG, 3)]

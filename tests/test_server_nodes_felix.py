@@ -26,6 +26,7 @@ from penstock.protocols.felix.codec.messages import (
     GroupNack,
     GroupPoll,
     GroupRecords,
+    Subscribe,
 )
 from penstock.protocols.felix.wire import ERROR_CODES
 from penstock.testing.shared_log import SharedLog
@@ -170,6 +171,21 @@ async def test_a_poll_is_answered_before_its_node_stops(nodes: list[SharedNode])
     two.close()
 
 
+@pytest.mark.parametrize("polls", [1, 3])
+async def test_what_waits_behind_a_poll_is_answered_before_its_node_stops(nodes: list[SharedNode], polls: int) -> None:
+    two = await talk_to(nodes[1])
+    await records(two, poll(1))
+    two.say(*(poll(2, wait_ms=30_000) for _ in range(polls)))
+    two.say(CachePut(key="colour", value=b"red", request_id=3), CacheGet(key="colour", request_id=4))
+    stream: Any = two.session
+    stream.finish()
+    async with asyncio.timeout(10):
+        replies = [await two.reply() for _ in range(polls + 2)]
+    assert [type(reply) for reply in replies] == [GroupRecords] * polls + [CacheOk, CacheValue]
+    assert two.stream.held_bytes == 0
+    two.close()
+
+
 async def test_a_poll_is_answered_before_the_node_that_leads_stops(nodes: list[SharedNode]) -> None:
     one, two = nodes
     talk = await talk_to(two)
@@ -220,6 +236,21 @@ async def test_a_topic_is_found_that_was_created_elsewhere_a_moment_ago(nodes: l
         for number in range(20):
             await one.broker.create_topic(ANONYMOUS, f"t1/{number}", TopicConfig(partitions=2))
             await (client.send(str(number), b"a") if number % 2 else client.subscribe(str(number)))
+
+
+async def test_a_request_is_answered_though_a_bug_keeps_its_node_from_catching_up(
+    nodes: list[SharedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def catch_up() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(nodes[1].broker.leading, "catch_up", catch_up)
+    talk = await talk_to(nodes[1])
+    async with asyncio.timeout(10):
+        answer = await talk.ask(Subscribe(tenant_id="t1", namespace="default", stream="nowhere"))
+    assert isinstance(answer, Error)
+    assert talk.stream.held_bytes == 0
+    talk.close()
 
 
 async def test_a_tenant_is_kept_from_others_on_any_node(nodes: list[SharedNode]) -> None:

@@ -14,6 +14,7 @@ from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.deliveries.subscription import Subscription
 from penstock.errors import PenstockError
 from penstock.protocols.fujin.client.client import AsyncFujinClient
+from penstock.protocols.leader_link import READ_BYTES
 from penstock.record_headers import decode_headers
 from penstock.testing.shared_log import SharedLog
 from tests.protocols.fujin.memory import MemoryConnection, MemoryStream
@@ -164,6 +165,49 @@ async def test_what_a_client_may_not_do_is_refused_on_either_node(nodes: list[Sh
             async with client.transaction() as transaction:
                 await transaction.send("__groups", b"1")
         await client.send("orders", b"goes on")
+
+
+async def test_an_answer_to_a_reader_is_sent_on_as_it_comes(nodes: list[SharedNode]) -> None:
+    """Of many that are large, and whose clients take nothing, no node keeps whole ones that are counted nowhere."""
+    async with connected(nodes[1]) as client:
+        await client.send("orders", bytes(1_000_000))
+    fujin: Any = nodes[1].server._sources["fujin"]
+    stream = MemoryStream(0, MemoryConnection())
+    session = fujin(MemoryConnection()).stream_opened(stream)
+    session.receive(b"\2\2\0\0\0\0\6orders" + b"\7\0\0\0\1\0\0\0\1")
+    async with asyncio.timeout(10):
+        while len(stream.sent) < 1_000_000:
+            await asyncio.sleep(0)
+    assert max(len(data) for data, _ in stream.sends) <= READ_BYTES
+    session.closed()
+
+
+async def test_a_writer_is_told_once_that_its_node_stops(nodes: list[SharedNode]) -> None:
+    for node in nodes:
+        fujin: Any = node.server._sources["fujin"]
+        stream = MemoryStream(0, MemoryConnection())
+        session = fujin(MemoryConnection()).stream_opened(stream)
+        session.receive(b"\1\0\0\0\0" + b"\3\0\0\0\1\0\0\0\6orders\0\0\0\1a")
+        session.stop()
+        session.receive(b"\4\0\0\0\2" + b"\5\0\0\0\3" + b"\n")
+        async with asyncio.timeout(10):
+            while not stream.has_ended:
+                await asyncio.sleep(0)
+        assert stream.sent == b"\2\0\0\0\1\0" + b"\x0c" + b"\3\0\0\0\2\0" + b"\4\0\0\0\3\0" + b"\n"
+        session.closed()
+
+
+async def test_a_topic_name_is_refused_in_the_same_words_on_either_node(nodes: list[SharedNode]) -> None:
+    for node in nodes:
+        fujin: Any = node.server._sources["fujin"]
+        stream = MemoryStream(0, MemoryConnection())
+        session = fujin(MemoryConnection()).stream_opened(stream)
+        session.receive(b"\1\0\0\0\0" + b"\3\0\0\0\1\0\0\1\x2c" + b"x" * 300 + b"\0\0\0\1a" + b"\n")
+        async with asyncio.timeout(10):
+            while not stream.has_ended:
+                await asyncio.sleep(0)
+        assert stream.sent[10:].startswith(b"topic name has 300 bytes")
+        session.closed()
 
 
 async def test_nothing_is_passed_on_for_clients_that_must_log_in_and_have_not(tmp_path: Path) -> None:

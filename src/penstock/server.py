@@ -86,6 +86,8 @@ PIPELINES_DIRECTORY = "pipelines"
 log = structlog.get_logger("penstock.server")
 
 PEER_IDLE_S_MAX = 24 * 3600.0
+PEER_CONNECTIONS_MAX = 1_000_000
+"""Other nodes take no more clients and streams than their listeners allow, of which this one cannot know how many they are."""
 
 
 class Server:
@@ -464,8 +466,10 @@ def _tcp_limits(config: Config, settings: ListenerSettings) -> TcpLimits:
 
 
 def _peer_limits(config: Config) -> TcpLimits:
-    """Each connection of another node is one of a client that it relays, with the same bounds."""
-    return TcpLimits(**_shared_fields(TcpLimits, config.limits), idle_s_max=PEER_IDLE_S_MAX)
+    """Each connection of another node is one of a client of it, with the same bounds."""
+    return TcpLimits(
+        **_shared_fields(TcpLimits, config.limits), idle_s_max=PEER_IDLE_S_MAX, max_connections=PEER_CONNECTIONS_MAX
+    )
 
 
 def _shared_fields(kind: type[Section], section: Section) -> dict[str, Any]:

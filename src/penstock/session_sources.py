@@ -98,7 +98,7 @@ class ClientDialer:
     def leader(self) -> str | None:
         return self._dialer.leader()
 
-    async def dial(self, principal: Principal, native: bool | None) -> Streams:
+    async def dial(self, principal: Principal, native: bool | None, key_digest: bytes | None = None) -> Streams:
         introduction = Introduction(
             self._protocol,
             principal.address,
@@ -106,6 +106,7 @@ class ClientDialer:
             roles=tuple(principal.roles),
             trusted=principal.trusted,
             native=native,
+            key=None if key_digest is None else key_digest.hex(),
         )
         return await self._dialer.dial(introduction)
 
@@ -142,20 +143,20 @@ def introduced_session(
     principal = Principal(
         introduction.name, frozenset(introduction.roles), introduction.trusted, address=introduction.peer
     )
+    key_digest = None if introduction.key is None else bytes.fromhex(introduction.key)
     if isinstance(source, FlyMQ):
         return source.introduced(connection, principal, native=introduction.native)
     if isinstance(source, NodeFujin):
         return source.introduced(connection, principal, deployed=bool(introduction.native))
     if isinstance(source, NodeFelix):
-        digest = None if introduction.key is None else bytes.fromhex(introduction.key)
         return source.introduced(
             connection,
-            Identity(principal, introduction.tenant, digest),
+            Identity(principal, introduction.tenant, key_digest),
             is_native=bool(introduction.native),
             with_codes=introduction.codes,
         )
     assert isinstance(source, NodeBlipMQ)
-    return source.introduced(connection, principal)
+    return source.introduced(connection, principal, key_digest)
 
 
 def _blipmq(given: Surroundings) -> BlipMQ | NodeBlipMQ:

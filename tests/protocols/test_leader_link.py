@@ -132,6 +132,20 @@ async def test_a_client_is_disconnected_if_another_node_leads_than_one_that_is_f
         await asyncio.sleep(0)
 
 
+async def test_a_client_is_disconnected_from_one_that_answers_all_the_time_and_does_not_lead(
+    leader: Leader, follower: TcpListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one is cut off from the log, and has not noticed."""
+    monkeypatch.setattr("penstock.protocols.leader_link.LOOK_S", 1000)
+    reader, writer = await asyncio.open_connection(*follower.address.split(":"))
+    writer.write(b"a")
+    assert await reader.readexactly(1) == b"a"
+    leader.address = "127.0.0.1:1"
+    writer.write(b"b")
+    assert await reader.read() == b"b"
+    writer.close()
+
+
 async def test_a_leader_sends_no_more_than_the_client_takes(
     leader: Leader, follower: TcpListener, client: Streams
 ) -> None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock.errors import ProtocolViolation
+from penstock.errors import NotLeading, ProtocolViolation
 from penstock.net.quic_session import Stream
-from penstock.protocols.stream_link import FRAME_BYTES_MAX, FrameReader, Kind, LinkedSession, LinkedSessions, encode
+from penstock.protocols.leader_link import Streams
+from penstock.protocols.stream_link import (
+    FRAME_BYTES_MAX,
+    LOOK_S,
+    FrameReader,
+    Kind,
+    LinkedSession,
+    LinkedSessions,
+    StreamLink,
+    encode,
+)
 from tests.protocols.transport import MemoryConnection
 
 
@@ -89,10 +100,55 @@ def test_frames_are_whole_however_they_come(piece_bytes: int) -> None:
     assert found == frames
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 4, 5, 6, 1000])
+def test_data_is_given_as_it_comes_where_it_need_not_be_whole(piece_bytes: int) -> None:
+    frames = [
+        (Kind.DATA, b"x" * 300),
+        (Kind.ARRIVED, bytes(8)),
+        (Kind.DATA, b""),
+        (Kind.DATA, b"y" * 20),
+        (Kind.END, b""),
+    ]
+    data = b"".join(encode(*frame) for frame in frames)
+    reader = FrameReader(whole=False)
+    kinds, given, kept_bytes = [], b"", 0
+    for at in range(0, len(data), piece_bytes):
+        for kind, payload in reader.feed(data[at : at + piece_bytes]):
+            given += payload if kind is Kind.DATA else b""
+            if kind is not Kind.DATA:
+                kinds.append((kind, payload))
+        kept_bytes = max(kept_bytes, len(reader._kept))
+    assert given == b"x" * 300 + b"y" * 20
+    assert kinds == [(Kind.ARRIVED, bytes(8)), (Kind.END, b"")]
+    assert kept_bytes < len(encode(Kind.ARRIVED, bytes(8)))
+
+
 @pytest.mark.parametrize("head", [b"\x09\0\0\0\0", b"\0" + (FRAME_BYTES_MAX + 1).to_bytes(4, "big")])
 def test_what_is_no_frame_is_refused(head: bytes) -> None:
     with pytest.raises(ProtocolViolation, match="a node of another release"):
         list(FrameReader().feed(head))
+
+
+async def test_it_is_looked_ever_less_often_what_has_arrived_at_a_client_that_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def dial() -> Streams:
+        raise NotLeading("nobody leads")
+
+    delays: list[float] = []
+    monkeypatch.setattr(StreamLink, "_look_after", lambda _, delay_s: delays.append(delay_s))
+    stream: Any = SimpleNamespace(
+        unacknowledged_bytes=100, listener="fujin", peer="192.0.2.1:1", release=lambda _: None
+    )
+    link: Any = StreamLink(stream, lambda: None, dial, answered=lambda _: None, ended=lambda _: None)
+    link._received(encode(Kind.DATA, bytes(100)))
+    for _ in range(6):
+        link._look(delays[-1])
+    assert delays == [LOOK_S * factor for factor in (1, 2, 4, 8, 16, 16, 16)]
+    stream.unacknowledged_bytes = 50
+    link._look(delays[-1])
+    assert delays[-1] == LOOK_S
+    link.close()
 
 
 async def test_answers_are_unacknowledged_until_the_clients_node_says_that_they_have_arrived(linked: Linked) -> None:

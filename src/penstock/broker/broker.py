@@ -265,6 +265,7 @@ class Broker:
         self, principal: Principal, name: str, config: TopicConfig, schema: str | None
     ) -> TopicInfo:
         """Have the node that leads create a topic. Raises TopicExists, NotLeading if that node cannot be asked, and what it refuses."""
+        validate_topic_name(name)  # in the words of here: those of an answer are FlyMQ's
         await self._engine.catch_up()
         if name in self._engine.topics():
             raise TopicExists(f"topic {name} exists already: choose another name, or delete it first")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import socket
 import ssl
 import struct
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ import structlog
 from penstock.errors import NotLeading, ProtocolViolation
 from penstock.net.descriptors import descriptor_mark
 from penstock.net.session import Connection, Session
+from penstock.net.tcp import SOCKET_OPTIONS
 from penstock.units import parse_address
 
 NONCE_BYTES: Final = 16
@@ -30,6 +32,9 @@ DIAL_S_MAX: Final = 20.0
 """How long a client waits for a node that leads: longer than it takes to notice that one is gone, and to begin to lead."""
 ANSWER_S_MAX: Final = 5.0
 RETRY_S: Final = 0.1
+UNHEARD: Final = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000)
+"""A node that was cut off is noticed after as long if it was sent something, which the kernel repeats for 15 minutes otherwise, instead of
+looking whether it is alive."""
 LOOK_S: Final = 0.5
 """How often it is looked whether another node leads than the one that is waited for."""
 ACCEPTED: Final = b"\x01"
@@ -57,7 +62,7 @@ class Introduction(msgspec.Struct, frozen=True):
     tenant: str | None = None
     """For Felix: the only tenant it may name."""
     key: str | None = None
-    """For Felix: the digest of the API key that it has logged in with, which may be revoked."""
+    """For BlipMQ and Felix: the digest of the API key that it has logged in with, which may be revoked."""
     codes: bool = False
     """For Felix: whether it reads error codes."""
 
@@ -217,7 +222,10 @@ class Dialer:
             reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
             advice = _TLS_ADVICE
             try:
-                if writer.get_extra_info("socket").fileno() >= descriptor_mark(self._descriptors_reserved):
+                connected = writer.get_extra_info("socket")
+                for level, option, value in (*SOCKET_OPTIONS, UNHEARD):
+                    connected.setsockopt(level, option, value)
+                if connected.fileno() >= descriptor_mark(self._descriptors_reserved):
                     raise _Refused(_DESCRIPTORS_ADVICE)
                 nonce = await reader.readexactly(NONCE_BYTES)
                 advice = _MAC_ADVICE

@@ -30,8 +30,11 @@ class DialLeader(Protocol):
     def leader(self) -> str | None:
         """Who leads, as far as that is known."""
 
-    async def dial(self, principal: Principal, native: bool | None) -> Streams:
-        """Connect, for a principal and the dialect of its client, where the protocol has several. Raises NotLeading."""
+    async def dial(self, principal: Principal, native: bool | None, key_digest: bytes | None = None) -> Streams:
+        """Connect, for a principal and the dialect of its client, where the protocol has several. Raises NotLeading.
+
+        `key_digest` is that of the API key that the principal rests on, which may be revoked.
+        """
 
 
 class LeaderLink:
@@ -109,13 +112,14 @@ class LeaderLink:
             writer.transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader, leader: str | None) -> bytes:
-        """Return what comes next, nothing if that is the end. Raises OSError as soon as another node leads, whatever became of this one."""
+        """Return what comes next, nothing if that is the end. Raises OSError as soon as another node leads, whatever became of this one:
+        it may be frozen, or answer all the time without knowing."""
         reading = asyncio.ensure_future(reader.read(READ_BYTES))
         try:
             while not reading.done():
-                await asyncio.wait([reading], timeout=LOOK_S)
-                if not reading.done() and self._leader() not in (None, leader):
+                if self._leader() not in (None, leader):
                     raise OSError("another node leads now")
+                await asyncio.wait([reading], timeout=LOOK_S)
             return reading.result()
         finally:
             reading.cancel()

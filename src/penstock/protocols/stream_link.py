@@ -1,7 +1,8 @@
 """Streams of QUIC whose sessions are on the node that leads: what a client says on one there, and what is answered, over a link.
 
-Each side says in frames what has happened to the stream: a u8 kind, a u32 length, and so many bytes. Answers are sent on whole. The node
-of the client tells how much of them has arrived there, because that is what settles deliveries that nobody acknowledges.
+Each side says in frames what has happened to the stream: a u8 kind, a u32 length, and so many bytes. Answers are sent on as they come, or
+whole where others may be sent between them. The node of the client tells how much of them has arrived there, because that is what settles
+deliveries that nobody acknowledges.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from penstock.net.session import Connection
 from penstock.protocols.leader_link import LeaderLink, Streams
 
 LOOK_S: Final = 0.01
-"""How often it is looked what has arrived, while something has not."""
+LOOK_S_MAX: Final = 0.16
+"""How soon it is looked what has arrived, while something has not: twice as late each time that nothing more has."""
 LOST: Final = 1
 """The code of a reset because the node that leads was lost."""
 FRAME_BYTES_MAX: Final = 64 << 20
@@ -42,13 +44,20 @@ def encode(kind: Kind, payload: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Bytes to frames."""
+    """Bytes to frames; of those of data, where not whole ones are asked for, each part as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = True) -> None:
+        self._whole = whole
+        self._missing_bytes = 0
+        """Of the frame of data whose first part was given."""
         self._kept = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """Iterate over the frames that are whole. Raises ProtocolViolation."""
+        """Iterate over what has come. Raises ProtocolViolation."""
+        if self._missing_bytes:
+            part, data = data[: self._missing_bytes], data[self._missing_bytes :]
+            self._missing_bytes -= len(part)
+            yield Kind.DATA, part
         kept = self._kept
         kept += data
         while len(kept) >= _HEAD.size:
@@ -57,15 +66,17 @@ class FrameReader:
                 raise ProtocolViolation(f"a node of another release: it says {number} with {length} bytes of a stream")
             end = _HEAD.size + length
             if len(kept) < end:
-                return
+                if self._whole or number != Kind.DATA or len(kept) == _HEAD.size:
+                    return
+                self._missing_bytes, end = end - len(kept), len(kept)
             payload = bytes(memoryview(kept)[_HEAD.size : end])
             del kept[:end]
             yield Kind(number), payload
 
 
 class StreamLink:
-    """Of a client's stream, to its session on the node that leads. `answered` is given whole answers, `ended` told that there are no more:
-    True if the session has ended its side in good order."""
+    """Of a client's stream, to its session on the node that leads. `answered` is given answers, whole ones if asked for; `ended` is told
+    that there are no more: True if the session has ended its side in good order."""
 
     def __init__(
         self,
@@ -75,11 +86,12 @@ class StreamLink:
         *,
         answered: Callable[[bytes], None],
         ended: Callable[[bool], None],
+        whole: bool = True,
     ) -> None:
         self._stream = stream
         self._answered = answered
         self._ended = ended
-        self._frames = FrameReader()
+        self._frames = FrameReader(whole=whole)
         self._sent_bytes = 0
         self._arrived_bytes = 0
         self._looking: asyncio.TimerHandle | None = None
@@ -116,16 +128,17 @@ class StreamLink:
         except ProtocolViolation as error:
             raise OSError(str(error)) from error
         if self._looking is None and self._sent_bytes:
-            self._look_later()
+            self._look_after(LOOK_S)
 
-    def _look_later(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+    def _look_after(self, delay_s: float) -> None:
+        self._looking = asyncio.get_running_loop().call_later(delay_s, self._look, delay_s)
 
-    def _look(self) -> None:
+    def _look(self, waited_s: float) -> None:
         self._looking = None
+        before_bytes = self._arrived_bytes
         self._tell_arrived()
         if self._arrived_bytes < self._sent_bytes:
-            self._look_later()
+            self._look_after(LOOK_S if self._arrived_bytes > before_bytes else min(2 * waited_s, LOOK_S_MAX))
 
     def _tell_arrived(self) -> None:
         arrived_bytes = self._sent_bytes - self._stream.unacknowledged_bytes

@@ -1,9 +1,10 @@
 """BlipMQ on one of several nodes: publishes are committed on the node that the client is connected to, and what concerns subscriptions is
 passed on, frame by frame, to the node that leads, which has them.
 
-A client finds its own messages: what it published is committed before a POLL or SUBSCRIBE of it is passed on, and the node that leads looks
-for it before it says nothing. Frames of both nodes go to the client whole, those of each in the order of what they answer; a NACK to a
-PUBLISH may come before answers to frames in front of it. A PING is passed on once anything was, so that its PONG is behind all of that.
+A client finds its own messages: what it published is committed before a POLL or SUBSCRIBE of it is passed on, what it publishes behind a
+SUBSCRIBE waits for the answer to that, and the node that leads looks for messages before it says nothing. Frames of both nodes go to the
+client whole, those of each in the order of what they answer; a NACK to a PUBLISH may come before answers to frames in front of it, and
+comes before the PONG of a PING behind it. A PING is passed on once anything was, so that its PONG is behind all of that.
 
 If the node that leads is lost, its clients' connections end: what it was asked has an unknown outcome, and what it delivered comes again.
 Connections over which nothing was passed on stay.
@@ -11,19 +12,21 @@ Connections over which nothing was passed on stay.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from penstock.broker.access.checks import Principal
 from penstock.broker.deliveries.subscription import Subscription
 from penstock.net.session import Connection
 from penstock.protocols.blipmq import codec
-from penstock.protocols.blipmq.codec import Frame, IdRun
+from penstock.protocols.blipmq.codec import Frame, IdRun, Message
 from penstock.protocols.blipmq.session import SILENCE, BlipMQ, BlipMQSession
 from penstock.protocols.blipmq.wire import HEAD_BYTES, ID_FRAME, LENGTH_BYTES, LENGTH_MAX, FrameType
 from penstock.protocols.conversation import ReplySlot
 from penstock.protocols.leader_link import DialLeader, LeaderLink
 
 _PING, _SUBSCRIBE, _PUBLISH = int(FrameType.PING), int(FrameType.SUBSCRIBE), int(FrameType.PUBLISH)
+_ANSWERS: Final = (int(FrameType.ACK), int(FrameType.NACK))
 _LENGTH: Final = ID_FRAME.size - LENGTH_BYTES
 
 
@@ -40,15 +43,15 @@ class NodeBlipMQ:
             return BlipMQSession(self._shared, connection)
         return FollowingSession(self._shared, connection, self._dial_leader)
 
-    def introduced(self, connection: Connection, principal: Principal) -> BlipMQSession:
-        """Open a session for a client that has logged in on another node."""
-        return IntroducedSession(self._shared, connection, principal)
+    def introduced(self, connection: Connection, principal: Principal, key_digest: bytes | None) -> BlipMQSession:
+        """Open a session for a client that has logged in on another node, with an API key that may be revoked if there is a digest."""
+        return IntroducedSession(self._shared, connection, principal, key_digest)
 
 
 class FollowingSession(BlipMQSession):
     """Of a client that is connected to a node that does not lead."""
 
-    __slots__ = ("_dial", "_frames", "_link", "_link_of")
+    __slots__ = ("_dial", "_frames", "_link", "_link_of", "_subscribing")
 
     def __init__(self, shared: BlipMQ, connection: Connection, dial: DialLeader) -> None:
         super().__init__(shared, connection)
@@ -57,6 +60,8 @@ class FollowingSession(BlipMQSession):
         """Made when it is needed, for one principal."""
         self._link_of: Principal | None = None
         self._frames = FrameCounter()
+        self._subscribing = False
+        """A SUBSCRIBE was passed on and is not answered; what is behind it waits."""
 
     # --- what the network calls ---
 
@@ -76,12 +81,22 @@ class FollowingSession(BlipMQSession):
         if self._link is not None and self._principal is not self._link_of:  # the key was revoked since
             self._unlink()
 
+    def _must_wait(self, message: Message) -> bool:
+        if super()._must_wait(message):
+            return True
+        # Here its PONG would wait for the NACKs in front of it; from elsewhere it may come before them.
+        return isinstance(message, Frame) and message.type == _PING and self._link is not None and bool(self._slots)
+
     def _answer_frame(self, frame: Frame, slot: ReplySlot) -> bytes | None:
         passed_on = frame.type == _SUBSCRIBE or (frame.type == _PING and self._link is not None)
         if self._principal is None or not passed_on:
             return super()._answer_frame(frame, slot)
         self._stats.requests[frame.type] += 1
-        return self._pass_on(codec.encode_frame(*frame), self._principal, slot)
+        reply = self._pass_on(codec.encode_frame(*frame), self._principal, slot)
+        if frame.type == _SUBSCRIBE:
+            self._subscribing = self._busy = True
+            self._frames.awaited_id = frame.correlation_id
+        return reply
 
     def _answer_ids(self, run: IdRun, slot: ReplySlot) -> bytes | None:
         if self._principal is None:
@@ -100,18 +115,35 @@ class FollowingSession(BlipMQSession):
             self._link = LeaderLink(
                 self._connection,
                 self._dial.leader,
-                lambda: self._dial.dial(principal, None),
+                partial(self._dial.dial, principal, None, self._key_digest),
                 received=self._received,
-                ended=self._connection.close,
+                ended=self._lost,
             )
         held_bytes, slot.held_bytes = slot.held_bytes, 0
         self._link.send(frames, held_bytes)
         return SILENCE
 
     def _received(self, data: bytes) -> None:
+        begun_bytes = self._frames.begun_in(data)
         self._stats.sent_records += self._frames.count(data)
+        if self._ready and begun_bytes < len(data):  # what is ready goes before the next frame, which may be a PONG
+            if begun_bytes:
+                self._connection.send(data[:begun_bytes])
+            super().flush()
+            data = data[begun_bytes:]
         self._connection.send(data)
         self.flush()
+        if self._frames.awaited_id is None:
+            self._go_on_after_subscribe()
+
+    def _go_on_after_subscribe(self) -> None:
+        if self._subscribing:
+            self._subscribing = self._busy = False
+            self.advance_soon()
+
+    def _lost(self) -> None:
+        self._forget_waiting()  # a connection that is closed waits for what it holds
+        self._connection.close()
 
     def flush(self) -> None:
         """Send what is ready, but not inside a frame of the node that leads."""
@@ -120,6 +152,7 @@ class FollowingSession(BlipMQSession):
 
     def _unlink(self) -> None:
         link, self._link = self._link, None
+        self._go_on_after_subscribe()
         if link is not None:
             link.close()
             if self._frames.inside:
@@ -129,17 +162,29 @@ class FollowingSession(BlipMQSession):
 class FrameCounter:
     """Finds where frames end in what comes in pieces of any size."""
 
-    __slots__ = ("_head", "_missing_bytes")
+    __slots__ = ("_head", "_missing_bytes", "awaited_id")
 
     def __init__(self) -> None:
         self._head = b""
         """What has come of the head of a frame, if that is not all of it."""
         self._missing_bytes = 0
         """Of the frame whose head has come."""
+        self.awaited_id: int | None = None
+        """The correlation id of a request, until its answer has begun."""
 
     @property
     def inside(self) -> bool:
         return bool(self._head) or self._missing_bytes > 0
+
+    def begun_in(self, data: bytes) -> int:
+        """Return how much of what comes next is of a frame that has begun."""
+        missing_bytes = self._missing_bytes
+        if self._head:
+            head = self._head + data[:LENGTH_BYTES]
+            if len(head) < LENGTH_BYTES:
+                return len(data)
+            missing_bytes = LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "big") - len(self._head)
+        return max(0, min(missing_bytes, len(data)))
 
     def count(self, data: bytes) -> int:
         """Take what comes next; returns how many deliveries begin there. Raises OSError if it is no frame."""
@@ -151,7 +196,12 @@ class FrameCounter:
             length = int.from_bytes(data[position : position + LENGTH_BYTES], "big")
             if length > LENGTH_MAX:
                 raise OSError(f"a frame of {length} bytes")
-            deliveries += data[position + LENGTH_BYTES] == _PUBLISH
+            kind = data[position + LENGTH_BYTES]
+            deliveries += kind == _PUBLISH
+            if self.awaited_id is not None and kind in _ANSWERS:
+                correlation_id = int.from_bytes(data[position + LENGTH_BYTES + 1 : position + HEAD_BYTES], "big")
+                if correlation_id == self.awaited_id:
+                    self.awaited_id = None
             end = position + LENGTH_BYTES + length
             position = min(end, len(data))
             self._missing_bytes = end - position
@@ -164,10 +214,11 @@ class IntroducedSession(BlipMQSession):
 
     __slots__ = ("_looked", "_were_put_back")
 
-    def __init__(self, shared: BlipMQ, connection: Connection, principal: Principal) -> None:
+    def __init__(self, shared: BlipMQ, connection: Connection, principal: Principal, key_digest: bytes | None) -> None:
         super().__init__(shared, connection)
         self._greeted = True
         self._principal = principal
+        self._key_digest = key_digest
         self._decoder.length_max = LENGTH_MAX
         self._looked = False
         self._were_put_back = False

@@ -79,13 +79,15 @@ class NodeFelix:
 class FollowingStream(FelixStream):
     """Of a client that is connected to a node which may follow."""
 
-    __slots__ = ("_answered", "_asked", "_dial", "_link", "_link_of", "_looked_for")
+    __slots__ = ("_answered", "_asked", "_dial", "_is_link_ending", "_link", "_link_of", "_looked_for")
 
     def __init__(self, dial: DialFelixLeader, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._dial = dial
         self._link: StreamLink | None = None
         """Made when it is needed, for one identity and form of answers."""
+        self._is_link_ending = False
+        """The other node was told to answer the poll that is there, and takes nothing more."""
         self._link_of: tuple[Identity, bool, bool] | None = None
         self._asked: Led | None = None
         """What was passed on last, until it is answered."""
@@ -120,13 +122,15 @@ class FollowingStream(FelixStream):
         return not self._broker.has_topic(topic)
 
     async def _catch_up_for(self, frame: Frame) -> None:
-        with suppress(PenstockError):  # then it is answered with what is known
-            await self._broker.leading.catch_up()
-        if self._worker.stopped:
-            self._connection.release(self._held_bytes(frame))
-        else:
-            self._looked_for = frame
-            self._waiting.appendleft(frame)
+        try:
+            with suppress(PenstockError):  # then it is answered with what is known
+                await self._broker.leading.catch_up()
+        finally:
+            if self._worker.stopped:
+                self._connection.release(self._held_bytes(frame))
+            else:
+                self._looked_for = frame
+                self._waiting.appendleft(frame)
 
     # --- what is passed on ---
 
@@ -138,9 +142,10 @@ class FollowingStream(FelixStream):
     async def _ask_leader(self, request: Led) -> bytes:
         """Return the answer of the node that leads. Raises OutcomeUnknown if it is lost, or not reached."""
         link_of = self._identity, self._said_auth, self._with_codes
-        if self._link is None or self._link_of != link_of:
+        if self._link is None or self._link_of != link_of or self._is_link_ending:
             self._unlink()
             self._link_of = link_of
+            self._is_link_ending = False
             dialing = partial(self._dial.dial, self._identity, is_native=self._said_auth, with_codes=self._with_codes)
             self._link = StreamLink(
                 self._stream, self._dial.leader, dialing, answered=self._take_answer, ended=self._link_ended
@@ -176,11 +181,13 @@ class FollowingStream(FelixStream):
 
     def _stop_polling(self) -> None:
         super()._stop_polling()
-        if not self._muted:
-            if self._link is not None:
-                self._link.tell(Kind.STOPPING)
-        elif isinstance(self._asked, GroupPoll):
-            self._unlink()  # anything else is done, though nobody reads the answer
+        if not isinstance(self._asked, GroupPoll):
+            return  # anything else does not wait, and is done though nobody may read the answer
+        if self._muted:
+            self._unlink()
+        elif self._link is not None:
+            self._link.tell(Kind.STOPPING)
+            self._is_link_ending = True
 
     def _unlink(self) -> None:
         link = self._link

@@ -66,7 +66,7 @@ class NodeFujin:
 class FollowingTalk(Talk):
     """A stream of a client that is connected to a node which may follow."""
 
-    __slots__ = ("_dial", "_is_fresh", "_is_passed_on", "_link", "_login_required")
+    __slots__ = ("_dial", "_has_ended_there", "_is_fresh", "_is_passed_on", "_link", "_login_required")
 
     def __init__(self, dial: DialLeader, login_required: bool, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -76,6 +76,8 @@ class FollowingTalk(Talk):
         self._is_fresh = True
         self._is_passed_on = False
         """As a whole: it is a reader's, and nothing of it is understood here."""
+        self._has_ended_there = False
+        """The session that it was passed on to has ended it in good order."""
 
     @property
     def _is_served_here(self) -> bool:
@@ -146,6 +148,11 @@ class FollowingTalk(Talk):
     def _end_where_due(self) -> None:
         if self._link is None:
             super()._end_where_due()
+        elif self._has_ended_there:
+            if self._alone is None and not self._over:
+                self.stream.end()
+                self.stream.stop_receiving()
+                self.end()
         elif self._goodbye:
             self._goodbye = self._input_ended = False  # the session that it is passed on to says it
             self._tell(Kind.END)
@@ -159,8 +166,9 @@ class FollowingTalk(Talk):
             partial(self._dial.dial, self.principal, deployed),
             answered=self.send,
             ended=self._link_ended,
+            whole=not self._is_passed_on,  # between those to a writer there may be some of here
         )
-        if self._stop_wanted:
+        if self._stop_wanted and self._is_passed_on:  # a writer was told so here
             self._link.tell(Kind.STOPPING)
         return self._link
 
@@ -172,12 +180,12 @@ class FollowingTalk(Talk):
         if self.over:
             return
         if in_good_order:
-            self.stream.end()
-            self.stream.stop_receiving()
+            self._has_ended_there = True
+            self._end_where_due()
         else:
             self.stream.reset(LOST)
             self.stream.stop_receiving(LOST)
-        self.end()
+            self.end()
 
 
 def _encode(command: Command) -> bytes | None:

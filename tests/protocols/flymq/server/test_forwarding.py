@@ -43,7 +43,7 @@ class Leader:
     def leader(self) -> str:
         return "one"
 
-    async def dial(self, principal: Principal, native: bool | None) -> Streams:
+    async def dial(self, principal: Principal, native: bool | None, key_digest: bytes | None = None) -> Streams:
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()
         return await asyncio.open_connection(host, port)
