@@ -59,12 +59,14 @@ class JournaledWrites:
             return
         failed = False
         for part in parts:
+            partition = part.partition
+            file = partition.writer.file
             try:
-                if part.partition.writer.file.fd < 0:  # room for another part was made by closing it
-                    self._files.use(part.partition)
+                if file.fd < 0:  # room for another part was made by closing it
+                    self._files.use(partition)
                 # By now: to make room for another part, its file may be closed.
-                self._checkpoints.unsynced[part.partition] = None
-                part.partition.writer.file.write(part.data)
+                self._checkpoints.unsynced[partition] = None
+                file.write(part.data)
             except OSError as error:
                 if not failed and (is_full(error) or is_out_of_descriptors(error)):
                     # Reserved space is not everywhere kept free: file systems that copy on write may run out of it here.
