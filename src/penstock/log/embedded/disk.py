@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -62,6 +63,16 @@ class Disk:
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
         return os.pread(fd, size_bytes, position)
+
+    def next_data(self, fd: int, position: int) -> range:
+        """Return the first positions, from this one on, where something was written; an empty range if that is nowhere.
+
+        What lies before them reads as zeros, which need not be read to be known. Where the file system cannot tell, all was written."""
+        try:
+            start = os.lseek(fd, position, os.SEEK_DATA)
+            return range(start, os.lseek(fd, start, os.SEEK_HOLE))
+        except OSError as error:
+            return range(0) if error.errno == errno.ENXIO else range(position, sys.maxsize)
 
     # -- built on them ---------------------------------------------------------------------------------------------------
 
