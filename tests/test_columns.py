@@ -58,6 +58,12 @@ def test_columns_of_one_size_stay_one_column_when_they_are_joined() -> None:
     assert mixed.values == [b"ab", b"cd", b"g", None]
 
 
+def test_cells_of_one_size_are_cut_at_rows() -> None:
+    cells = UniformCells(2, 4, b"aabbccdd")
+    assert [list(piece) for piece in cells.cut([0, 1, 1, 4])] == [[b"aa"], [], [b"bb", b"cc", b"dd"]]
+    assert all(type(piece) is UniformCells for piece in cells.cut([0, 4]))
+
+
 def test_columns_are_concatenated_as_one_piece_if_their_cells_have_one_size() -> None:
     first, second, other = uniform([b"ab", b"cd"]), uniform([b"ef"]), uniform([b"g"])
     assert concatenated([first]) is first

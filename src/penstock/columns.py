@@ -7,6 +7,7 @@ byte strings as any other.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard, final, overload
 
@@ -41,6 +42,14 @@ class UniformCells(Sequence[bytes]):
                 size, len(picked), self.data[picked.start * size : picked.stop * size] if picked else b""
             )
         return [self[row] for row in picked]
+
+    def cut(self, bounds: Sequence[int]) -> list[UniformCells]:
+        """Return the cells from each of these rows to the next."""
+        size, data = self.cell_bytes, self.data
+        return [
+            UniformCells(size, stop - start, data[start * size : stop * size])
+            for start, stop in itertools.pairwise(bounds)
+        ]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

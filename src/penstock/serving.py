@@ -22,6 +22,9 @@ from penstock.server import Server
 from penstock.session_sources import PROTOCOLS, QUIC_PROTOCOLS
 
 RESTART_S = 2.0
+YOUNG_OBJECTS_MAX = 10_000
+"""How many objects are made before the collector looks at them. With Python's 700 it would look at those of each commit while that is
+under way, and at those of each few topics while a start opens them; all for nothing."""
 
 log = structlog.get_logger("penstock.server")
 
@@ -43,6 +46,7 @@ def _prepare_process(config: Config) -> None:
     Python's switch interval stays as it is: a shorter one, meant to give the committing thread the interpreter sooner, made pipelined
     writes slower when both were measured in turns.
     """
+    gc.set_threshold(YOUNG_OBJECTS_MAX)
     limit = raise_descriptor_limit()
     if limit < DESCRIPTORS_MIN:
         raise ConfigError(

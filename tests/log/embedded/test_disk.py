@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.log.embedded.disk import EASED_WRITE_BYTES_MAX, AppendFile, Disk, SpaceReserve
+from penstock.log.embedded.recovery import end_of_data
 
 
 class ZeroCounter(Disk):
@@ -108,3 +111,51 @@ def test_the_reserve_is_taken_and_given_up_by_one_thread_at_a_time(tmp_path: Pat
         reserve.hold()
         assert giving_up.result(10)
     assert not (tmp_path / "reserve").exists()
+
+
+@pytest.mark.parametrize("written_at", [None, 0, 5000, (1 << 20) - 1])
+def test_the_end_of_data_is_found_whether_zeros_were_written_or_never_written(
+    path: Path, written_at: int | None
+) -> None:
+    size = 2 << 20
+    end = 0 if written_at is None else written_at + 1
+    with path.open("wb") as file:
+        file.truncate(size)  # never written
+        if written_at is not None:
+            file.seek(written_at)
+            file.write(b"x")
+    for _ in range(2):
+        with path.open("rb") as file:
+            for start in (0, end // 2, end):
+                assert end_of_data(Disk(), file.fileno(), start, size) == end
+        path.write_bytes(path.read_bytes())  # the same bytes, all of them written
+
+
+class ReadCounter(Disk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_bytes = 0
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        data = super().pread(fd, size_bytes, position)
+        self.read_bytes += len(data)
+        return data
+
+
+def test_space_that_was_never_written_is_not_read(path: Path) -> None:
+    disk = ReadCounter()
+    path.write_bytes(b"written")
+    with path.open("r+b") as file:
+        file.truncate(64 << 20)
+        assert end_of_data(disk, file.fileno(), 0, 64 << 20) == len(b"written")
+    assert disk.read_bytes < 1 << 20
+
+
+def test_all_is_data_where_the_file_system_cannot_tell(path: Path) -> None:
+    path.write_bytes(b"")
+    with path.open("rb") as file:
+        assert not Disk().next_data(file.fileno(), 0)
+    read_end, write_end = os.pipe()
+    assert Disk().next_data(read_end, 7) == range(7, sys.maxsize)
+    os.close(read_end)
+    os.close(write_end)

@@ -211,9 +211,9 @@ class Producer:
             chosen, turn = _choose(batch.keys, len(batch), turn, count)
         else:
             chosen = np.array(partition, np.int64)
-            free = np.flatnonzero(chosen == ANY_PARTITION)
-            if not len(free):
+            if ANY_PARTITION not in partition:
                 return chosen
+            free = np.flatnonzero(chosen == ANY_PARTITION)
             keys = None if batch.keys is None else [batch.keys[row] for row in free.tolist()]
             chosen[free], turn = _choose(keys, len(free), turn, count)
         self._turns[topic] = turn % count

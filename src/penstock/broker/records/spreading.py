@@ -148,7 +148,7 @@ class _Group:
         self._left = len(self._present)
         self._results: list[Appended | PenstockError] = [PenstockError("not answered")] * self._left
         handles = [engine.partition(topic, index) for index in self._present.tolist()]
-        batches = _split([run.batch for run in runs], self._order.tolist(), self._bounds.tolist())
+        batches = _split([run.batch for run in runs], self._order, self._bounds.tolist())
         for part, (handle, batch) in enumerate(zip(handles, batches, strict=True)):
             handle.append(batch, partial(self._settled, part))
 
@@ -197,24 +197,19 @@ class _Group:
         return placed
 
 
-def _split(batches: list[Batch], order: list[int], bounds: list[int]) -> list[Batch]:
+def _split(batches: list[Batch], order: Int64s, bounds: list[int]) -> list[Batch]:
     """The records of all batches in the order given, cut at the bounds."""
     values = _arranged_values(batches, order)
     keys = _arranged(batches, [batch.keys for batch in batches], None, order)
     headers = _arranged(batches, [batch.headers for batch in batches], None, order)
     expiries = _arranged(batches, [batch.expiries for batch in batches], 0, order)
-    return [
-        Batch(
-            values[start:stop],
-            keys and keys[start:stop],
-            headers and headers[start:stop],
-            expiries and expiries[start:stop],
-        )
-        for start, stop in itertools.pairwise(bounds)
-    ]
+    if isinstance(values, UniformCells) and keys is None and headers is None and expiries is None:
+        return [Batch(cells) for cells in values.cut(bounds)]
+    whole = Batch(values, keys, headers, expiries, size_bytes=sum([batch.size_bytes for batch in batches]))
+    return [whole.rows(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
-def _arranged_values(batches: list[Batch], order: list[int]) -> Sequence[bytes | None]:
+def _arranged_values(batches: list[Batch], order: Int64s) -> Sequence[bytes | None]:
     columns = [batch.values for batch in batches]
     if are_uniform(columns):
         cells = joined(columns)
@@ -227,7 +222,7 @@ def _arranged_values(batches: list[Batch], order: list[int]) -> Sequence[bytes |
 
 
 def _arranged(
-    batches: list[Batch], columns: Sequence[Sequence[_Cell] | None], absent: _Cell, order: list[int]
+    batches: list[Batch], columns: Sequence[Sequence[_Cell] | None], absent: _Cell, order: Int64s
 ) -> list[_Cell] | None:
     """One column of all batches, in the order given; None if no batch has it."""
     if all(column is None for column in columns):
@@ -235,7 +230,7 @@ def _arranged(
     joined: list[_Cell] = []
     for batch, column in zip(batches, columns, strict=True):
         joined += [absent] * len(batch) if column is None else column
-    return [joined[row] for row in order]
+    return [joined[row] for row in order.tolist()]
 
 
 def _answer_all(runs: list[Run], placed: Sequence[list[Placement] | Scattered]) -> None:

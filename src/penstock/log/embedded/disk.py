@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -62,6 +63,16 @@ class Disk:
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
         return os.pread(fd, size_bytes, position)
+
+    def next_data(self, fd: int, position: int) -> range:
+        """Return the first positions, from this one on, where something was written; an empty range if that is nowhere.
+
+        What lies before them reads as zeros, which need not be read to be known. Where the file system cannot tell, all was written."""
+        try:
+            start = os.lseek(fd, position, os.SEEK_DATA)
+            return range(start, os.lseek(fd, start, os.SEEK_HOLE))
+        except OSError as error:
+            return range(0) if error.errno == errno.ENXIO else range(position, sys.maxsize)
 
     # -- built on them ---------------------------------------------------------------------------------------------------
 
@@ -209,16 +220,13 @@ class AppendFile:
         except OSError:
             pass  # nothing depends on it; what is wrong with the disk, the write itself will tell
 
-    def write(self, *pieces: bytes, is_flushed: bool = False) -> int:
-        """Write pieces one behind the other at the end, and then move it; `is_flushed`: a `sync` follows. Returns where they begin."""
-        begin = position = self.end
-        end = begin + sum(map(len, pieces))
-        if is_flushed and end > self._zeroed_to and end - begin <= EASED_WRITE_BYTES_MAX:
+    def write(self, data: bytes, *, is_flushed: bool = False) -> int:
+        """Write at the end, and then move it; `is_flushed`: a `sync` follows. Returns where the data begins."""
+        begin = self.end
+        end = begin + len(data)
+        if is_flushed and end > self._zeroed_to and len(data) <= EASED_WRITE_BYTES_MAX:
             self._ease_flush()
-        fd = self.fd if self.fd >= 0 else self.open()
-        for piece in pieces:
-            self._disk.write_all(fd, piece, position)
-            position += len(piece)
+        self._disk.write_all(self.fd if self.fd >= 0 else self.open(), data, begin)
         self.end = end
         if end > self._reserved_to:
             self._reserved_to = end

@@ -228,7 +228,9 @@ class Journal:
     def write(self, record: JournalRecord) -> None:
         file = self._file or self._open()
         self._last_at = file.end
-        file.write(*record.pieces(seal_at(self._salt, file.end)), is_flushed=True)
+        pieces = record.pieces(seal_at(self._salt, file.end))
+        for piece in pieces:
+            file.write(piece, is_flushed=len(pieces) == 1)
         self.end = file.end
 
     def sync(self) -> None:

@@ -54,7 +54,6 @@ class PartitionCommit:
         "data",
         "end",
         "error",
-        "headers",
         "is_flushed",
         "late",
         "next_offset",
@@ -91,8 +90,7 @@ class PartitionCommit:
         self.error: PenstockError | None = None
         """What became of all appends that were not refused one by one."""
         self.written = False
-        self.blocks: list[bytes] = []
-        self.headers: list[BlockHeader] = []
+        self.blocks: list[tuple[BlockHeader, bytes]] = []
         self.data = b""
         self.base_offset = self.next_offset = self.timestamp_ms = 0
         self.start = self.end = 0
@@ -141,36 +139,34 @@ class PartitionCommit:
 
     def lay_out(self, now_ms: int, block_bytes_target: int, *, rolls: bool) -> None:
         """Build the blocks at the partition's end and make sure of the space for them, in a new segment if it `rolls`."""
-        self.blocks.clear()
-        self.headers.clear()
         partition = self.partition
         writer = partition.writer
         if rolls:
             writer = partition.writer = writer.roll(now_ms)
             self.rolled = True
-        self.segment = writer.segment
-        index = writer.segment.index
-        self.timestamp_ms = max(now_ms, index.last_timestamp_ms)
-        offset = index.next_offset
-        position = self.start = writer.file.end
+        file, segment = writer.file, writer.segment
+        self.segment = segment
+        self.timestamp_ms = max(now_ms, segment.index.last_timestamp_ms)
+        offset, salt = segment.index.next_offset, segment.salt
+        position = self.start = file.end
         first = self.appends[0].batch
         if len(self.appends) == 1 and type(first) is Batch and self.size_bytes <= block_bytes_target:
             pieces: list[Batch | Block] = [first]
         else:
             pieces = self._pieces(block_bytes_target)
+        self.blocks = []
         for number, piece in enumerate(pieces, 1):
             commit = BEGINS * (number == 1) | ENDS * (number == len(pieces))
-            header, block = self._encode(piece, offset, seal_at(writer.segment.salt, position), commit)
-            self.blocks.append(block)
-            self.headers.append(header)
+            header, block = self._encode(piece, offset, seal_at(salt, position), commit)
+            self.blocks.append((header, block))
             offset = header.next_offset
             position += header.size_bytes
-        self.base_offset, self.next_offset = self.headers[0].base_offset, offset
+        self.base_offset, self.next_offset = self.blocks[0][0].base_offset, offset
         self.end = position
-        self.data = self.blocks[0] if len(self.blocks) == 1 else b"".join(self.blocks)
+        self.data = self.blocks[0][1] if len(self.blocks) == 1 else b"".join([block for _, block in self.blocks])
         if self.atomic:
             self._note_places()
-        writer.file.reserve(len(self.data))
+        file.reserve(len(self.data))
 
     def _note_places(self) -> None:
         offset = self.base_offset
@@ -231,17 +227,17 @@ class PartitionCommit:
 
     def _checksum(self) -> int | None:
         """Of the data, from those of its blocks; None if it is quicker to look at the data itself."""
-        if len(self.data) < COMBINED_BYTES_MIN * len(self.headers):
+        if len(self.data) < COMBINED_BYTES_MIN * len(self.blocks):
             return None
         checksum = 0
-        for header in self.headers:
+        for header, _ in self.blocks:
             checksum = combined(checksum, whole_checksum(header, header.seal), header.size_bytes)
         return checksum
 
     def add_to_index(self) -> None:
         """After the data is written."""
         index, position = self.partition.writer.segment.index, self.start
-        for header in self.headers:
+        for header, _ in self.blocks:
             index.add(header, position)
             position += header.size_bytes
         self.written = True

@@ -242,7 +242,7 @@ class EmbeddedPartition(Partition):
         self.size_bytes += part.end - segment.end
         segment.end = part.end
         self.committed_end = part.next_offset
-        for header, data in zip(part.headers, part.blocks, strict=True):
+        for header, data in part.blocks:
             self.tail.add(header, data)
 
     def begin_segment(self, segment: Segment) -> None:

@@ -409,8 +409,9 @@ def is_unused(disk: Disk, path: Path) -> bool:
 def end_of_data(disk: Disk, fd: int, position: int, size: int) -> int:
     """Where the last byte that is not zero ends; `position` if all are."""
     end = position
-    while position < size:
-        window = disk.pread(fd, min(_STEP_BYTES, size - position), position)
+    while (written := disk.next_data(fd, position)) and written.start < size:
+        position = written.start
+        window = disk.pread(fd, min(_STEP_BYTES, len(written), size - position), position)
         if window != bytes(len(window)):  # far quicker than to strip them off one by one
             end = position + len(window.rstrip(b"\0"))
         position += max(len(window), 1)

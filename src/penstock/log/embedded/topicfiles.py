@@ -64,10 +64,10 @@ class TopicFiles:
         self._root = root
 
     def directory(self, info: TopicInfo) -> Path:
-        return self._root / f"{_UNREADABLE.sub('_', info.name)[:_READABLE_MAX]}.{info.id}"
+        return self._root / _directory_name(info)
 
     def partition_directory(self, info: TopicInfo, index: int) -> Path:
-        return self.directory(info) / str(index)
+        return self._root / f"{_directory_name(info)}/{index}"
 
     def check_format(self) -> None:
         """Raise UnsupportedFormat if a topic has another format than this release reads. Changes nothing."""
@@ -127,11 +127,12 @@ class TopicFiles:
                 found[directory] = _read_copies(directory)
         topics: list[StoredTopic] = []
         for directory in directories:
-            if not directory.is_dir():
+            copies = found.get(directory)
+            if not (copies and copies.whole) and not directory.is_dir():
                 _log.warning("unexpected_file", file=str(directory))
-            elif directory not in found:
+            elif copies is None:
                 self._disk.remove_tree(directory)
-            elif (topic := self._mended(directory, found[directory])) is not None:
+            elif (topic := self._mended(directory, copies)) is not None:
                 topics.append(topic)
         infos: dict[str, TopicInfo] = {}
         for info in (topic.info for topic in topics):
@@ -204,6 +205,10 @@ class TopicFiles:
         return None
 
 
+def _directory_name(info: TopicInfo) -> str:
+    return f"{_UNREADABLE.sub('_', info.name)[:_READABLE_MAX]}.{info.id}"
+
+
 class _Copies(NamedTuple):
     """The copies of a topic's metadata that are there."""
 
@@ -218,7 +223,8 @@ def _read_copies(directory: Path) -> _Copies:
     first = b""
     for name in (METADATA_FILE, METADATA_COPY):
         try:
-            data = (directory / name).read_bytes()
+            with open(f"{directory}/{name}", "rb", buffering=0) as file:  # noqa: PTH123 - as `file_names` says
+                data = file.read()
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
