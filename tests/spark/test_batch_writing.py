@@ -12,6 +12,7 @@ import penstock.spark
 from penstock.errors import InvalidRequest
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark import batch_writing
+from penstock.spark.batch_writing import is_small
 from penstock.spark.sink import write_whole
 from penstock.testing import BrokerProcess
 from tests.spark.test_sink_live import forget_last_commit, stored
@@ -56,7 +57,7 @@ def copy(
             penstock.spark.write_batch(rows, batch_id, topic=topic, options=broker_option)
 
         given = {"penstock.bootstrap": broker.address, "subscribe": source, "startingOffsets": "earliest", **options}
-        rows = spark.readStream.format("penstock").options(**given, maxOffsetsPerTrigger="4").load()
+        rows = spark.readStream.format("penstock").options(**{"maxOffsetsPerTrigger": "4", **given}).load()
         writing = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
         assert writing.trigger(availableNow=True).start().awaitTermination(120)
 
@@ -78,8 +79,13 @@ def test_small_batches_are_written_by_the_driver_and_left_out_when_they_are_repe
 
 
 def test_a_batch_is_written_once_by_driver_and_tasks_together(
-    copy: tuple[Copy, str, str], by_driver: list[int], client: FlyMQClient, tmp_path: Path
+    copy: tuple[Copy, str, str],
+    by_driver: list[int],
+    client: FlyMQClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(batch_writing, "FEW_ROWS_MAX", 0)
     run, source, target = copy
     run()
     forget_last_commit(tmp_path / "checkpoint")
@@ -90,9 +96,48 @@ def test_a_batch_is_written_once_by_driver_and_tasks_together(
     assert stored(client, target) == sorted([*(value.decode() for value in RECORDS), "more", "still more"])
 
 
+@pytest.mark.parametrize(("few", "counted"), [(100, 1), (3, 3)])
+def test_tasks_are_counted_for_the_first_batch_and_for_those_with_more_than_few_rows(
+    copy: tuple[Copy, str, str],
+    by_driver: list[int],
+    client: FlyMQClient,
+    monkeypatch: pytest.MonkeyPatch,
+    few: int,
+    counted: int,
+) -> None:
+    found: list[bool] = []
+
+    def noted(batch: DataFrame) -> bool:
+        found.append(is_small(batch))
+        return found[-1]
+
+    monkeypatch.setattr(batch_writing, "is_small", noted)
+    monkeypatch.setattr(batch_writing, "FEW_ROWS_MAX", few)
+    run, _, target = copy
+    run()
+    assert len(by_driver) == 3
+    assert found == [True] * counted
+    assert stored(client, target) == sorted(value.decode() for value in RECORDS)
+
+
+def test_a_batch_of_tasks_after_one_of_few_rows_is_left_to_tasks(
+    copy: tuple[Copy, str, str], by_driver: list[int], client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_writing, "FEW_ROWS_MAX", 4)
+    run, source, target = copy
+    run()
+    more = [b"more %d" % number for number in range(40)]
+    client.send_many(source, more)
+    before = len(by_driver)
+    run(minPartitions="2", maxOffsetsPerTrigger="1000")
+    assert len(by_driver) == before, "tasks wrote"
+    assert stored(client, target) == sorted(value.decode() for value in [*RECORDS, *more])
+
+
 def test_rows_that_are_too_many_for_the_driver_are_left_to_tasks(
     copy: tuple[Copy, str, str], by_driver: list[int], client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batch_writing, "FEW_ROWS_MAX", 0)
     monkeypatch.setattr(batch_writing, "DRIVER_ROWS_MAX", 1)
     run, _, target = copy
     run()

@@ -141,9 +141,9 @@ def write_batch(
     """Write a micro-batch to a topic, once, in a function that is given to `foreachBatch`.
 
     The columns are those of the sink, and so are `options`. A small batch is written by the driver, without the Python processes that the
-    sink needs. A larger one, and one that was shuffled, is written by tasks. A batch that Spark repeats is left out: batches are numbered
-    under the query's id and the topic. Name them with `txnAppId` if a function writes to one topic twice, or leaves the topic to the
-    column.
+    sink needs. A larger one is written by tasks, and so is one that was shuffled, unless it and the one before have few rows. A batch that
+    Spark repeats is left out: batches are numbered under the query's id and the topic. Name them with `txnAppId` if a function writes to
+    one topic twice, or leaves the topic to the column.
 
     ```python
     def copy(batch, batch_id):

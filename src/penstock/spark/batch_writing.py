@@ -3,6 +3,9 @@
 Spark's sink takes a batch through three Python processes, of the task, of its commit and of the plan, which is most of the time of a small
 one. The driver has the function's own process and a connection that stays open, and writes and commits a batch for one topic in one
 request. Both ways commit under one application and epoch, so a batch that is done again, maybe the other way, is left out.
+
+To learn how many tasks a batch has takes Spark another plan of it, a third of what a small batch adds to a trigger. So after a batch of few
+rows the next is expected to be one too, and its tasks are only counted if more rows come.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from penstock.spark.sink import Work, publish, stage, write_whole
 from penstock.spark.sink_options import APPLICATION, VERSION, parse_sink_options
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 FORMAT: Final = "penstock"
@@ -24,8 +28,15 @@ QUERY_ID: Final = "sql.streaming.queryId"
 RUN_ID: Final = "spark.jobGroup.id"
 DRIVER_ROWS_MAX: Final = 50_000
 """Rows of a batch that the driver writes, instead of its tasks."""
+FEW_ROWS_MAX: Final = 10
+"""Rows that the driver takes of a batch whose tasks it has not counted: with records as large as they can be (32 MiB), it can hold them."""
+APPLICATIONS_MAX: Final = 1_000
+"""Whose last batch is remembered."""
 ARROW_ROWS_MAX: Final = 10_000
 """What Spark gives a task at once: rows without keys go to another partition after as many."""
+
+_had_few_rows: set[str] = set()
+"""Applications whose last batch had few rows."""
 
 
 def is_small(batch: DataFrame) -> bool:
@@ -47,23 +58,38 @@ def write_micro_batch(batch: DataFrame, batch_id: int, topic: str | None, option
     if APPLICATION.lower() not in names:
         given[APPLICATION] = application_name(query_id(batch), *([topic] if topic is not None else []))
     given[VERSION] = str(batch_id)
-    if not is_small(batch) or not _written_by_driver(batch, batch_id, given):
+    if not _written_by_driver(batch, batch_id, given):
         batch.write.format(FORMAT).options(**given).mode("append").save()
 
 
 def _written_by_driver(batch: DataFrame, batch_id: int, options: Mapping[str, str]) -> bool:
-    """Write a batch here and now, unless it has turned out to be too large."""
+    """Write a batch here and now, unless it is too large."""
     sink = parse_sink_options(options, batch.schema, streaming=False)
-    found = batch.limit(DRIVER_ROWS_MAX + 1).toArrow()
-    if found.num_rows > DRIVER_ROWS_MAX:
-        return False
     assert sink.application is not None
+    found = _rows(batch, sink.application)
+    if found is None:
+        return False
     run, query = _property(batch, RUN_ID), query_id(batch)
     work = Work(sink.application, run, batch_id, lasting=True, query=query, turn=batch_id)
     batches = found.to_batches(ARROW_ROWS_MAX)
     if not write_whole(sink, work, batches):
         publish(sink.connection, [stage(sink, work, iter(batches))])
     return True
+
+
+def _rows(batch: DataFrame, application: str) -> pa.Table | None:
+    """Return the rows of a batch that the driver can hold, otherwise None."""
+    if application in _had_few_rows:
+        found = batch.limit(FEW_ROWS_MAX + 1).toArrow()
+        if found.num_rows <= FEW_ROWS_MAX:
+            return found
+        _had_few_rows.discard(application)
+    if not is_small(batch):
+        return None
+    found = batch.limit(DRIVER_ROWS_MAX + 1).toArrow()
+    if found.num_rows <= FEW_ROWS_MAX and len(_had_few_rows) < APPLICATIONS_MAX:
+        _had_few_rows.add(application)
+    return found if found.num_rows <= DRIVER_ROWS_MAX else None
 
 
 def query_id(batch: DataFrame) -> str:
