@@ -46,7 +46,7 @@ from tests.descriptors import open_sockets
 from tests.net.line_session import hang_up, read_to_end, until
 
 LIST_TOPICS = struct.pack(">BBBBI", 0xAF, 1, ListTopics.opcode, 0, 0)
-CONNECTION_KIB_MAX = 20
+CONNECTION_KIB_MAX = 5
 
 
 def config_for(directory: Path, **settings: Any) -> Config:

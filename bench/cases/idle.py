@@ -27,7 +27,7 @@ QUIC, QUIC_QUICK = 1_000, 50
 WARM_UP = 100
 """Connections before: buffers that are made once."""
 DESCRIPTORS_BESIDE = 200
-KB_MAX = {"TCP": 20.0, "TLS": 20.0, "QUIC": 30.0}
+KB_MAX = {"TCP": 4.0, "TLS": 20.0, "QUIC": 30.0}
 FUJIN_CONFIG = f'[listeners.fujin]\nbind = "{HOST}:0"\nidle_s_max = "10m"\n'
 
 

@@ -540,7 +540,9 @@ async def test_under_memory_pressure_a_connection_is_stopped_after_little(tmp_pa
         assert UNSENT_BYTES_FREE < sent_bytes <= UNSENT_BYTES_FREE * 5 // 4 + 2_000
 
 
-async def test_under_memory_pressure_a_connection_is_resumed_at_half_of_what_stopped_it(tmp_path: Path) -> None:
+async def test_under_memory_pressure_a_connection_is_resumed_at_half_of_what_stopped_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving_quic(tmp_path) as service:
         await service.client()
         connection = connection_of(service)
@@ -549,11 +551,11 @@ async def test_under_memory_pressure_a_connection_is_resumed_at_half_of_what_sto
         def is_stopped(waiting_bytes: int) -> bool:
             """Whether a connection that was stopped still is, with so much left."""
 
-            def look() -> None:
+            def look(connection: QuicServerConnection) -> None:
                 connection.waiting_bytes = waiting_bytes
                 connection.waiting_changed()
 
-            connection.look_at_congestion = look  # type: ignore[method-assign]
+            monkeypatch.setattr(QuicServerConnection, "look_at_congestion", look)
             connection.congested = True
             service.listener.sweep()
             return connection.congested

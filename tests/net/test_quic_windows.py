@@ -13,7 +13,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from penstock.net.limits import QuicLimits
 from penstock.net.quic_connection import WAITING_EVENT_BYTES_MIN, WAITING_EVENTS_FREE, Code
 from penstock.net.windows import SEND_WINDOW_BYTES_MIN, WINDOW_BYTES_MIN, WINDOWS_LEFT
-from penstock.quic.core import StreamRefused
+from penstock.quic.outbox import StreamRefused
 from tests.interop.quic.aioquic_peer import Connection as AioquicConnection
 from tests.interop.quic.aioquic_peer import aioquic_connection, aioquic_peer
 from tests.net.line_session import until

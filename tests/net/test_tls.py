@@ -57,6 +57,49 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(tmp_path_factory.mktemp("tls"))
 
 
+class WireClient:
+    """A client that decides which bytes of its TLS travel together."""
+
+    def __init__(self, context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.received, self.sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.received, self.sent, server_hostname="127.0.0.1")
+        self.reader, self.writer = reader, writer
+
+    async def send(self, piece_bytes: int | None = None) -> None:
+        """Send what TLS has made, at once or in pieces that arrive one after another."""
+        data = self.sent.read()
+        for start in range(0, len(data), piece_bytes or len(data)):
+            self.writer.write(data[start : start + (piece_bytes or len(data))])
+            await self.writer.drain()
+            await asyncio.sleep(0)
+
+    async def shake_hands(self, piece_bytes: int | None = None) -> None:
+        """Up to the last message, which is for the test to send."""
+        while True:
+            try:
+                self.tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self.send(piece_bytes)
+                self.received.write(await self.reader.read(1 << 16))
+            else:
+                return
+
+    async def read(self) -> bytes:
+        """Return what comes next; nothing if the broker has ended its side."""
+        while True:
+            try:
+                return self.tls.read(1 << 16)
+            except ssl.SSLWantReadError:
+                data = await self.reader.read(1 << 16)
+                if not data:
+                    raise ConnectionError("the broker ended the connection without saying so") from None
+                self.received.write(data)
+
+
+async def wire_client(port: int, context: ssl.SSLContext) -> WireClient:
+    return WireClient(context, *await asyncio.open_connection("127.0.0.1", port))
+
+
 async def test_a_request_is_answered_over_tls(files: Files) -> None:
     async with serving(tls=server_context(files.cert, files.key)) as service:
         reader, writer, session = await service.connect(ssl=files.client_context())
@@ -143,6 +186,99 @@ async def test_a_handshake_under_way_does_not_hold_up_a_stop(files: Files) -> No
         assert service.stats.connections_open == 0
         await hang_up(writer)
     await until(lambda: open_sockets() <= sockets)
+
+
+async def test_a_client_that_is_turned_away_is_told_why(files: Files) -> None:
+    async with serving(tls=server_context(files.cert, files.key, files.ca)) as service:
+        client = await wire_client(service.port, files.client_context())
+        await client.shake_hands()
+        await client.send()
+        with pytest.raises(ssl.SSLError) as refused:
+            await client.read()
+        assert refused.value.reason == "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+        await hang_up(client.writer)
+
+
+async def test_a_client_that_leaves_during_the_handshake_is_one_line(files: Files) -> None:
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        with capture_logs() as lines:
+            _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+            await until(lambda: service.stats.connections_open == 1)
+            await hang_up(writer)
+            await until(lambda: service.stats.connections_open == 0)
+        assert [line["reason"] for line in lines] == ["the client ended the connection"]
+        assert service.stats.handshake_failures == 1
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_records_may_come_in_any_pieces(files: Files, version: ssl.TLSVersion) -> None:
+    context = files.client_context()
+    context.maximum_version = version
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        client = await wire_client(service.port, context)
+        await client.shake_hands(100)
+        await client.send(100)
+        client.tls.write(b"echo one\n")
+        await client.send(1)
+        assert await client.read() == b"one\n"
+        client.tls.write(b"echo two\n")
+        client.tls.write(b"echo three\n")
+        await client.send()
+        assert await client.read() == b"two\n"
+        assert await client.read() == b"three\n"
+        await hang_up(client.writer)
+
+
+async def test_a_request_may_come_with_the_end_of_the_handshake_and_with_that_of_the_connection(files: Files) -> None:
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        client = await wire_client(service.port, files.client_context())
+        await client.shake_hands()
+        client.tls.write(b"echo one\n")
+        with pytest.raises(ssl.SSLWantReadError):
+            client.tls.unwrap()
+        await client.send()
+        assert await client.read() == b"one\n"
+        with pytest.raises(ssl.SSLZeroReturnError):
+            await client.read()
+        assert await client.reader.read() == b""
+        await hang_up(client.writer)
+
+
+async def test_more_than_one_read_and_write_hold_passes_unchanged(files: Files) -> None:
+    line = b"echo " + bytes(range(33, 127)) * 10_000 + b"\n"
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        reader, writer, _ = await service.connect(ssl=files.client_context(), limit=1 << 22)
+        for _ in range(3):
+            writer.write(line)
+            assert await reader.readexactly(len(line) - len(b"echo ")) == line[len(b"echo ") :]
+        await hang_up(writer)
+
+
+async def test_what_is_no_tls_record_ends_the_connection(files: Files) -> None:
+    async with serving(tls=server_context(files.cert, files.key)) as service:
+        client = await wire_client(service.port, files.client_context())
+        await client.shake_hands()
+        client.tls.write(b"echo one\n")
+        await client.send()
+        assert await client.read() == b"one\n"
+        client.writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await read_to_end(client.reader)
+        await until(lambda: service.stats.connections_open == 0)
+        assert service.stats.session_errors == 0
+        await hang_up(client.writer)
+
+
+async def test_a_client_that_does_not_end_its_side_is_disconnected(files: Files) -> None:
+    limits = TcpLimits.model_construct(linger_s_max=0.05)
+    async with serving(limits, tls=server_context(files.cert, files.key)) as service:
+        client = await wire_client(service.port, files.client_context())
+        await client.shake_hands()
+        await client.send()
+        await until(lambda: len(service.sessions) == 1)
+        service.sessions[0].connection.close()
+        assert await client.read() == b""  # the broker has said that nothing more comes
+        await until(lambda: service.stats.connections_open == 0)
+        await hang_up(client.writer)
 
 
 async def test_a_reply_that_a_tls_peer_does_not_take_is_counted_as_unsent(files: Files) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from pathlib import Path
 
 import pytest
 from qh3.tls import Epoch
 
 from penstock.quic import core as core_module
-from penstock.quic.core import UNEXPECTED_MESSAGE, QuicCore, StreamRefused
+from penstock.quic.core import UNEXPECTED_MESSAGE, QuicCore
 from penstock.quic.events import STOP_SENDING, STREAM_DATA, STREAM_FINISHED, STREAM_RESET
 from penstock.quic.joined_data import JOINED_BYTES_MAX
+from penstock.quic.outbox import StreamRefused
 from penstock.quic.settings import DATAGRAM_BYTES_LOOPBACK, QuicSettings
 from tests.quic.talk import CLIENT, KIB, MIB, SERVER, Talk
 
@@ -231,6 +234,18 @@ def test_a_server_keeps_of_the_handshake_what_was_agreed_on(tmp_path: Path) -> N
     assert talk.server._handshake is None
     assert (talk.server.alpn, talk.server.peer_certificate_der, talk.server.idle_s_max) == (None, None, 7.0)
     assert talk.client.peer_certificate_der is not None
+
+
+def test_a_server_frees_what_it_does_not_keep_of_a_handshake_without_a_garbage_collection(tmp_path: Path) -> None:
+    talk = Talk(tmp_path)
+    assert talk.server._handshake is not None
+    tls = weakref.ref(talk.server._handshake._bridge)
+    gc.disable()
+    try:
+        talk.shake_hands()
+        assert tls() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("bad", [None, random.Random(8)])

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.quic.core import QuicCore, StreamRefused
+from penstock.quic.core import QuicCore
 from penstock.quic.events import STREAM_DATA, STREAM_FINISHED, STREAM_RESET
 from penstock.quic.kept_frames import FramesUnderWay
+from penstock.quic.outbox import StreamRefused
 from penstock.quic.packets import Address
 from tests.quic.talk import Talk
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.quic.core import StreamRefused
 from penstock.quic.events import STREAM_FINISHED
 from penstock.quic.late_fins import HOLD_S_MIN
+from penstock.quic.outbox import StreamRefused
 from tests.quic.talk import CLIENT, SERVER, Talk
 
 SIZE = 12_000

@@ -10,8 +10,8 @@ import pytest
 from qh3.quic.packet import QuicTransportParameters
 
 from penstock.quic import tls
-from penstock.quic.core import QuicCore, StreamRefused
-from penstock.quic.outbox import WIRE_SHARE, Outbox, Waiting
+from penstock.quic.core import QuicCore
+from penstock.quic.outbox import WIRE_SHARE, Outbox, StreamRefused, Waiting
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK, QuicSettings
 from tests.quic.talk import KIB, MIB, Talk
 

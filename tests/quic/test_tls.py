@@ -137,7 +137,7 @@ def test_a_panic_of_the_library_ends_one_connection_like_any_other_error(monkeyp
     def panicking(*_: object) -> None:
         raise panic("mid > len")
 
-    monkeypatch.setattr(core, "_receive_early", panicking)
+    monkeypatch.setattr(QuicCore, "_receive_early", panicking)
     with pytest.raises(LibraryPanicked, match="mid > len"):
         core.receive(b"x", 1, SERVER, 1.0)
     monkeypatch.undo()
@@ -145,6 +145,6 @@ def test_a_panic_of_the_library_ends_one_connection_like_any_other_error(monkeyp
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(core, "_receive_early", interrupted)
+    monkeypatch.setattr(QuicCore, "_receive_early", interrupted)
     with pytest.raises(KeyboardInterrupt):
         core.receive(b"x", 1, SERVER, 1.0)

@@ -18,7 +18,8 @@ from typing import Final, Self
 from penstock.errors import ConnectionLost, InvalidRequest, LimitExceeded, Unreachable
 from penstock.futures import shield
 from penstock.quic.connection import Connection
-from penstock.quic.core import QuicCore, StreamRefused
+from penstock.quic.core import QuicCore
+from penstock.quic.outbox import StreamRefused
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK, QuicSettings
 from penstock.quic.stream import Stream
 from penstock.quic.tls import TlsSettings, load_identity

@@ -31,9 +31,6 @@ from penstock.net.tls import subject_of
 
 LOGGED_PREFIX_BYTES = 16
 LOGGED_REASON_CHARS = 200
-TLS_WRITE_BYTES_MAX = 64 * 1024
-"""A TLS transport passes whatever it is given in one write on to the transport below it, and no longer counts it: not in its buffer's size,
-and not towards `pause_writing`. In pieces, the one below is full before the last, and the rest is counted."""
 
 log = structlog.get_logger("penstock.net")
 
@@ -184,7 +181,7 @@ class TcpConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._peer_done = True
         if self._encrypted:
-            return False  # asyncio cannot keep one half of a TLS connection open
+            return False  # one half of a TLS connection is not kept open
         if self._state is State.LINGERING or not self._owner.half_closes:
             return False
         self.finish()
@@ -266,12 +263,7 @@ class TcpConnection(asyncio.BufferedProtocol):
                 self.tap.sent(data, 0)
             self._sent_bytes += size
             self._owner.stats.bytes_out += size
-            if self._encrypted and size > TLS_WRITE_BYTES_MAX:
-                view = memoryview(data)
-                for start in range(0, size, TLS_WRITE_BYTES_MAX):
-                    transport.write(view[start : start + TLS_WRITE_BYTES_MAX])
-            else:
-                transport.write(data)
+            transport.write(data)
             unsent_bytes, flow = transport.get_write_buffer_size(), self._flow
             if unsent_bytes or flow.unsent_bytes:
                 self._note_unsent(unsent_bytes, size)

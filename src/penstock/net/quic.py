@@ -117,12 +117,13 @@ class QuicListener(Listener[QuicServerConnection]):
 
     def add_cid(self, cid: bytes, connection: QuicServerConnection) -> None:
         self._by_cid[cid] = connection
-        connection.cids.add(cid)
+        if cid not in connection.cids:
+            connection.cids.append(cid)
 
     def drop_cid(self, cid: bytes) -> None:
         connection = self._by_cid.pop(cid, None)
         if connection is not None:
-            connection.cids.discard(cid)
+            connection.cids.remove(cid)
 
     def established(self, connection: QuicServerConnection) -> None:
         self._half_open.pop(connection, None)

@@ -19,7 +19,8 @@ from penstock.net.quic_tls import subject_of_der
 from penstock.net.stats import QuicListenerStats
 from penstock.net.tap import Tap
 from penstock.quic.connection import Connection
-from penstock.quic.core import QuicCore, StreamRefused
+from penstock.quic.core import QuicCore
+from penstock.quic.outbox import StreamRefused
 from penstock.quic.packets import LONG_HEADER, Address
 from penstock.quic.settings import QuicSettings
 from penstock.quic.udp import UdpEndpoint
@@ -84,6 +85,34 @@ class QuicOwner(Protocol):
 class QuicServerConnection(Connection):
     """Implements `penstock.net.quic_session.QuicConnection` for its session."""
 
+    __slots__ = (
+        "_address",
+        "_allowance_bytes",
+        "_before_rebinding",
+        "_early_bytes",
+        "_first_address",
+        "_heard_s",
+        "_is_authenticated",
+        "_owner",
+        "_pinged_s",
+        "_session",
+        "_waiting_events_max",
+        "_waits_for_room",
+        "_watch",
+        "begun_s",
+        "cids",
+        "flow",
+        "limits",
+        "listener",
+        "network",
+        "partial_frames",
+        "peer",
+        "principal_hint",
+        "send_windows",
+        "stats",
+        "tap",
+    )
+
     def __init__(
         self,
         owner: QuicOwner,
@@ -98,8 +127,8 @@ class QuicServerConnection(Connection):
         self._session: QuicSession | None = None
         self._watch = ConnectionWatch(owner.clock.monotonic())
         self.begun_s = owner.clock.monotonic()
-        self.cids: set[bytes] = set()
-        """Those it is known by; kept by the listener."""
+        self.cids: list[bytes] = []
+        """Those it is known by, some ten; kept by the listener."""
         self.flow = ReadFlow(self, owner.limits.in_flight_bytes_max, owner.budget, owner.stats, self._room_granted)
         self._waits_for_room = False
         self._is_authenticated = False

@@ -25,6 +25,7 @@ from penstock.net.limits import TcpLimits
 from penstock.net.listener import STOP_GRACE_S, Listener, within
 from penstock.net.session import SessionFactory
 from penstock.net.stats import ListenerStats
+from penstock.net.tls_transport import TlsBuffers, TlsTransport
 from penstock.units import Address
 
 # A peer that vanished without a word is noticed after about two minutes, well before connections pile up.
@@ -71,6 +72,7 @@ class TcpListener(Listener[TcpConnection]):
         self.tls = tls
         self.half_closes = half_closes
         self.read_buffer = memoryview(bytearray(READ_BYTES_MAX))
+        self._tls_buffers = TlsBuffers(self.read_buffer)
         self._quickack = quickack
         self._socket: socket.socket | None = None
         self._accepting = False
@@ -169,17 +171,18 @@ class TcpListener(Listener[TcpConnection]):
     async def _take(self, accepted: socket.socket, peer: str) -> None:
         """Hand an accepted socket to the event loop, through its TLS handshake if there is one."""
         connection = TcpConnection(self, peer, accepted if self._quickack else None)
+        tls = None
+        if self.tls is not None:
+            tls = TlsTransport(connection, self.tls, self._tls_buffers, self.limits.linger_s_max)
         try:
             accepted.setblocking(False)
             for level, option, value in SOCKET_OPTIONS:
                 accepted.setsockopt(level, option, value)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection,
-                accepted,
-                ssl=self.tls,
-                ssl_handshake_timeout=None if self.tls is None else self.limits.handshake_s_max,
-                ssl_shutdown_timeout=None if self.tls is None else self.limits.linger_s_max,
+                lambda: connection if tls is None else tls, accepted
             )
+            if tls is not None:
+                await tls.established(self.limits.handshake_s_max)
         except OSError as error:
             if self.tls is not None:
                 self.stats.handshake_failures += 1

@@ -15,13 +15,14 @@ the room before.
 
 Each request has a place among the replies (`ReplySlot`), which holds its bytes until it is answered. Replies that become ready together
 leave as one send, because a send costs more than a reply.
+
+Most conversations are idle, so an idle one is small: its queues are lists and linked places, where an empty deque takes 760 bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -85,10 +86,12 @@ class Decoder(Protocol[Message]):
 class ReplySlot:
     """The place of one reply, and the request bytes that are held until it is there."""
 
-    __slots__ = ("data", "held_bytes", "is_late")
+    __slots__ = ("after", "data", "held_bytes", "is_late")
 
     def __init__(self, held_bytes: int, is_late: bool) -> None:
         """A late one takes its place when it is answered: replies to later requests do not wait for it."""
+        self.after: ReplySlot | None = None
+        """The place after this one."""
         self.data: bytes | None = None
         self.held_bytes = held_bytes
         self.is_late = is_late
@@ -105,13 +108,14 @@ class Conversation(ABC, Generic[Message]):
         "_busy",
         "_connection",
         "_decoder",
+        "_first_slot",
         "_flush_scheduled",
         "_frame_pending",
+        "_last_slot",
         "_loop",
         "_ready",
         "_ready_bytes",
         "_requeued",
-        "_slots",
         "_stats",
         "_task",
         "_turn_scheduled",
@@ -127,12 +131,14 @@ class Conversation(ABC, Generic[Message]):
         self._stats = stats
         self._worker = broker.workers.worker()
         self._loop = asyncio.get_running_loop()
-        self._backlog: deque[bytes] = deque()
-        """Reads that came while the decoder had more."""
+        self._backlog: list[bytes] = []
+        """Reads that came while the decoder had more: few, because small ones are joined."""
         self._backlog_bytes = 0
         """What is held for bytes that are not decoded: the backlog's, and what the decoder keeps of the read before."""
-        self._waiting: deque[Message] = deque()
-        self._slots: deque[ReplySlot] = deque()
+        self._waiting: list[Message] = []
+        """The next one last."""
+        self._first_slot: ReplySlot | None = None
+        self._last_slot: ReplySlot | None = None
         self._ready: list[bytes] = []
         self._ready_bytes = 0
         self._writes_in_flight = 0
@@ -213,7 +219,7 @@ class Conversation(ABC, Generic[Message]):
         if messages:
             held_bytes = self._held_bytes(messages[0]) if len(messages) == 1 else sum(map(self._held_bytes, messages))
             connection.hold(held_bytes)
-            self._waiting += messages
+            self._waiting[:0] = messages[::-1]
         had_backlog = self._backlog_bytes > 0
         if decoder.more or had_backlog:
             self._count_backlog()
@@ -263,7 +269,7 @@ class Conversation(ABC, Generic[Message]):
         # Held before the other is released, so that the connection never seems to owe nothing.
         self._connection.hold(self._held_bytes(decoded))
         self._connection.release(held_bytes)
-        self._waiting.appendleft(decoded)
+        self._waiting.append(decoded)
 
     # --- turns ---
 
@@ -271,9 +277,9 @@ class Conversation(ABC, Generic[Message]):
         """Start what may be started, and send what is ready."""
         waiting = self._waiting
         while waiting and not self._busy and self._connection.writable:
-            if self._writes_in_flight and self._must_wait(waiting[0]):
+            if self._writes_in_flight and self._must_wait(waiting[-1]):
                 break
-            message = waiting.popleft()
+            message = waiting.pop()
             if message is self._requeued:
                 self._requeued = None
             else:
@@ -292,7 +298,7 @@ class Conversation(ABC, Generic[Message]):
     def _next_turn(self) -> None:
         self._turn_scheduled = False
         if self._backlog_bytes and not self._waiting:
-            self._decode(b"" if self._decoder.more else self._backlog.popleft())
+            self._decode(b"" if self._decoder.more else self._backlog.pop(0))
         else:
             self.advance()
 
@@ -356,26 +362,38 @@ class Conversation(ABC, Generic[Message]):
         """Take the next place among the replies; `late`: the next when it is answered."""
         slot = ReplySlot(held_bytes, late)
         if not late:
-            self._slots.append(slot)
+            last, self._last_slot = self._last_slot, slot
+            if last is None:
+                self._first_slot = slot
+            else:
+                last.after = slot
         return slot
 
     def place(self, slot: ReplySlot) -> None:
         """Give a late reply the next place among the replies after all."""
         if slot.is_late:
             slot.is_late = False
-            self._slots.append(slot)
+            if self._last_slot is None:
+                self._first_slot = slot
+            else:
+                self._last_slot.after = slot
+            self._last_slot = slot
 
     def answer(self, slot: ReplySlot, reply: bytes) -> None:
         """Fill a place. The reply leaves with the next flush, once those before it are there; empty ones only give up their place."""
         slot.data = reply
-        slots = self._slots
         if slot.is_late:
-            slots.append(slot)
-        while slots and (front := slots[0].data) is not None:
-            slots.popleft()
-            if front:
-                self._ready.append(front)
-                self._ready_bytes += len(front)
+            self.place(slot)
+        front: ReplySlot | None = self._first_slot
+        while front is not None and front.data is not None:
+            if front.data:
+                self._ready.append(front.data)
+                self._ready_bytes += len(front.data)
+            after, front.after = front.after, None  # so that whoever still has the slot does not keep those after it
+            front = after
+        self._first_slot = front
+        if front is None:
+            self._last_slot = None
         if self._ready_bytes >= GATHERED_BYTES_MAX:
             self.flush()
         self._connection.release(slot.held_bytes)
@@ -402,8 +420,8 @@ class Conversation(ABC, Generic[Message]):
 
     def _requeue(self, message: Message, slot: ReplySlot) -> None:
         """Put a request that nothing was started after back to the head of the queue."""
-        self._slots.remove(slot)
-        self._waiting.appendleft(message)
+        slot.data = b""
+        self._waiting.append(message)
         self._requeued = message
 
     def _settle_write(self, slot: ReplySlot, reply: bytes) -> None:

@@ -26,32 +26,33 @@ class ReceiveBuffer:
     __slots__ = ("_kept", "kept_bytes", "needed_bytes")
 
     def __init__(self) -> None:
-        self._kept = BytesIO()
+        self._kept: BytesIO | None = None
         self.kept_bytes = 0
         self.needed_bytes = 0
         """Counted from the start of the buffer; with fewer there is nothing to decode."""
 
     def join(self, data: bytes) -> bytes | None:
         """Return everything that is to be decoded now, kept bytes first; None if more must come before, and all of it is kept."""
-        if not self.kept_bytes:
-            return data
         kept = self._kept
+        if kept is None:
+            return data
         kept.write(data)
         self.kept_bytes += len(data)
         if self.kept_bytes < self.needed_bytes:
             return None
-        self._kept = BytesIO()
-        self.kept_bytes = 0
+        self.forget()
         return kept.getvalue()
 
     def keep(self, data: bytes, position: int) -> None:
         """Keep what follows a position, if anything does."""
         if position < len(data):
+            if self._kept is None:
+                self._kept = BytesIO()
             self.kept_bytes += self._kept.write(memoryview(data)[position:])
 
     def forget(self) -> None:
         """Free what is kept."""
-        self._kept = BytesIO()
+        self._kept = None
         self.kept_bytes = 0
 
 

@@ -39,6 +39,35 @@ TIMER_RESOLUTION_S: Final = 0.001
 class Connection:
     """See the module."""
 
+    __slots__ = (
+        "_concluding",
+        "_datagrams_per_turn",
+        "_full",
+        "_is_redirected",
+        "_loop",
+        "_losses_repaired",
+        "_not_writable",
+        "_now_s",
+        "_origin",
+        "_own_bit",
+        "_paused",
+        "_sent_since_look_bytes",
+        "_taking",
+        "_timer",
+        "_timer_at_s",
+        "congested",
+        "core",
+        "endpoint",
+        "farewell",
+        "is_established",
+        "is_lost",
+        "is_stopping",
+        "sent_bytes",
+        "settings",
+        "streams",
+        "waiting_bytes",
+    )
+
     def __init__(
         self, endpoint: UdpEndpoint, core: QuicCore, settings: QuicSettings, now_s: Callable[[], float]
     ) -> None:

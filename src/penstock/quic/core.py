@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Self
 
@@ -54,7 +53,7 @@ from penstock.quic.library import (
     TERMINATED,
     raise_panic,
 )
-from penstock.quic.outbox import Data, Outbox
+from penstock.quic.outbox import Data, Outbox, StreamRefused
 from penstock.quic.packets import CID_BYTES, VERSION, Address, LongHeader, next_packet, read_retry, read_versions
 from penstock.quic.released import released_core
 from penstock.quic.settings import QuicSettings
@@ -72,10 +71,6 @@ CLOCK_AHEAD_S_MAX: Final = 0.001
 NEVER_S: Final = math.inf
 MANY: Final = 2
 """Frames, or frames of a kind of which there may be many."""
-
-
-class StreamRefused(Exception):
-    """The core would not do it: the stream has ended, or the peer allows no more of them."""
 
 
 class QuicCore:
@@ -105,7 +100,7 @@ class QuicCore:
         self._agreed = Agreed()
         self.closed: Closed | None = None
         """Why the connection ended, once the event that says so was taken."""
-        self._early: deque[Event] = deque()
+        self._early: list[Event] = []
         """Events of the handshake, which are taken from the core between packets."""
         self._next: Event | None = None
         """An event that was taken from the core with the one before it."""
@@ -310,7 +305,7 @@ class QuicCore:
     def take_event(self) -> Event | None:
         """Return the next event; taking one that carries data lets the peer send as much again."""
         if self._early:
-            return self._early.popleft()
+            return self._early.pop(0)
         core = self._core
         if self.frames.hold_events and not self.is_closed:
             return None
@@ -590,6 +585,7 @@ class QuicCore:
         datagram_bytes = self._core.active_path[PATH_DATAGRAM_BYTES]
         self.outbox.datagram_bytes = self.frames.datagram_bytes = datagram_bytes
         if not self.is_client:
+            self._handshake.release()
             self._handshake = None
 
     def _receive_crypto(self, epoch: int, offset: int, data: bytes) -> None:

@@ -146,6 +146,11 @@ class Handshake:
             idle_ms / 1000 if idle_ms else math.inf,
         )
 
+    def release(self) -> None:
+        """Free the library's objects, which know each other and so would stay until the next garbage collection."""
+        tls = self._bridge.tls
+        del tls.alpn_cb, tls.update_traffic_key_cb
+
     def _advance(self) -> None:
         bridge, core = self._bridge, self._core
         while (secret := bridge.next_traffic_secret()) is not None:

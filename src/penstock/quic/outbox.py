@@ -34,6 +34,10 @@ WIRE_SHARE: Final = 16
 """At most one of this many bytes on the wire is not stream data."""
 
 
+class StreamRefused(Exception):
+    """The core would not do it: the stream has ended, or the peer allows no more of them."""
+
+
 class Waiting:
     """What one stream has to send."""
 

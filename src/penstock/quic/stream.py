@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.quic.core import StreamRefused
+from penstock.quic.outbox import StreamRefused
 
 if TYPE_CHECKING:
     from penstock.quic.connection import Connection

@@ -29,10 +29,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
-from weakref import ReferenceType, ref
+from weakref import ReferenceType
 
 from penstock.errors import AccessDenied, PenstockError
 from penstock.names import INTERNAL_PREFIX, is_internal
@@ -104,31 +104,45 @@ GRANTED_MAX: Final = 50_000
 """Checks that are kept; above it all of them are made again."""
 
 
+class _Holder(ReferenceType["Principal"]):
+    """A principal that has passed checks, until it is gone."""
+
+    __slots__ = ("grants", "place")
+
+    grants: list[Grant]
+    place: int
+    """The `id` that the principal has or had."""
+
+
 class Grants(set[Grant]):
     """Checks that were passed. Those of a principal are forgotten with it, which is when its connection is closed, and before another
     object can have its id."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._by_principal: dict[int, tuple[ReferenceType[Principal], list[Grant]]] = {}
+        self._holders: dict[int, _Holder] = {}
+        """By the `id` of the principal."""
+        self._on_gone = self._forget
 
     def keep(self, principal: Principal, grant: Grant) -> None:
         if len(self) >= GRANTED_MAX:
             self.clear()
         place = id(principal)
-        held = self._by_principal.get(place)
-        if held is None:
-            held = self._by_principal[place] = ref(principal, lambda _: self._forget(place)), []
-        held[1].append(grant)
+        holder = self._holders.get(place)
+        if holder is None:
+            holder = self._holders[place] = _Holder(principal, self._on_gone)
+            holder.place, holder.grants = place, []
+        holder.grants.append(grant)
         self.add(grant)
 
     def clear(self) -> None:
         super().clear()
-        self._by_principal.clear()
+        self._holders.clear()
 
-    def _forget(self, place: int) -> None:
-        _, grants = self._by_principal.pop(place)
-        self.difference_update(grants)
+    def _forget(self, holder: ReferenceType[Principal]) -> None:
+        assert isinstance(holder, _Holder)
+        del self._holders[holder.place]
+        self.difference_update(holder.grants)
 
 
 class AccessRules(Protocol):
@@ -180,6 +194,7 @@ def grant_of(principal: Principal, operation: Operation, resource: Resource) -> 
     return id(principal), _what(operation, resource.kind), resource.name, resource.topic
 
 
+@cache  # one text for all connections
 def _what(operation: Operation, kind: ResourceKind) -> str:
     return f"{operation.value} {kind.value}"
 

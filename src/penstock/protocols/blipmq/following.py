@@ -85,7 +85,12 @@ class FollowingSession(BlipMQSession):
         if super()._must_wait(message):
             return True
         # Here its PONG would wait for the NACKs in front of it; from elsewhere it may come before them.
-        return isinstance(message, Frame) and message.type == _PING and self._link is not None and bool(self._slots)
+        return (
+            isinstance(message, Frame)
+            and message.type == _PING
+            and self._link is not None
+            and self._first_slot is not None
+        )
 
     def _answer_frame(self, frame: Frame, slot: ReplySlot) -> bytes | None:
         passed_on = frame.type == _SUBSCRIBE or (frame.type == _PING and self._link is not None)

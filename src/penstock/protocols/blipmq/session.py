@@ -380,7 +380,7 @@ class BlipMQSession(Conversation[Message]):
         if not self._worker.stopped:
             self._stats.requests[rest.type] -= len(rest.correlation_ids)
             slot.held_bytes -= self._held_bytes(rest)
-            self._waiting.appendleft(rest)
+            self._waiting.append(rest)
 
     # --- refusing ---
 

@@ -130,7 +130,7 @@ class FollowingStream(FelixStream):
                 self._connection.release(self._held_bytes(frame))
             else:
                 self._looked_for = frame
-                self._waiting.appendleft(frame)
+                self._waiting.append(frame)
 
     # --- what is passed on ---
 

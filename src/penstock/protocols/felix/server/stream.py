@@ -210,9 +210,9 @@ class FelixStream(Conversation[Frame]):
             self._kept_back_bytes = 0
         waiting = self._waiting
         while waiting and not self._busy and (self._muted or self._stream.writable):
-            if self._must_wait(waiting[0]):
+            if self._must_wait(waiting[-1]):
                 break
-            self._start(waiting.popleft())
+            self._start(waiting.pop())
         if self._publisher.gathered is not None:
             self._publisher.write_gathered()
         if self._ready:

@@ -210,7 +210,7 @@ class Talk(Conversation[Command]):
         commands = self._decoder.decide_empty()
         if commands:
             self.stream.hold(sum(map(self._held_bytes, commands)))
-            self._waiting += commands
+            self._waiting[:0] = commands[::-1]
             self.advance()
             self.stream.frame_pending(self._decoder.partial, self._decoder.kept_bytes)
 
@@ -222,9 +222,9 @@ class Talk(Conversation[Command]):
     def advance(self) -> None:
         waiting = self._waiting
         while waiting and not self._busy and self.stream.writable:
-            if self._over or self._goodbye or self._stop_due or self._must_wait(waiting[0]):
+            if self._over or self._goodbye or self._stop_due or self._must_wait(waiting[-1]):
                 break
-            self._start(waiting.popleft())
+            self._start(waiting.pop())
         if self._backlog_bytes and not waiting:
             self.advance_soon()
         elif self._input_ended and not waiting:
