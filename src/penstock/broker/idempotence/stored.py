@@ -81,7 +81,7 @@ def kept_reasons(refused: Sequence[tuple[int, PenstockError]]) -> tuple[tuple[in
 
 def written(request: StoredRequest) -> Written:
     """The answer to a request that is sent again."""
-    partitions: list[int] = []
+    partitions: Sequence[int] = ()
     if request.column:
         column = zlib.decompressobj().decompress(request.column, 2 * request.count)
         partitions = np.frombuffer(column, "<u2").tolist()
@@ -91,7 +91,7 @@ def written(request: StoredRequest) -> Written:
         for row, partition in enumerate(partitions)
         if partition == NOT_STORED
     ]
-    return Written(partitions, request.places, refused)
+    return Written(partitions, request.places, refused or ())
 
 
 def _error(code: str, message: str) -> PenstockError:
