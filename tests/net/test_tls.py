@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
+    NoEncryption,
     PrivateFormat,
     load_pem_private_key,
 )
+from cryptography.x509.oid import ExtensionOID, NameOID
 from structlog.testing import capture_logs
 
 from penstock.errors import ConfigError
@@ -136,6 +142,54 @@ async def test_a_client_certificate_says_who_is_asking(files: Files) -> None:
         _, writer, session = await service.connect(ssl=context)
         assert session.connection.principal_hint == "CN=alice,OU=Payments,O=Example"
         await hang_up(writer)
+
+
+def issue_unreadable(directory: Path) -> tuple[Path, Path]:
+    """Return an authority, and a certificate of a client with its key, in which a name is Latin-1 where ASCII is due."""
+    authority_key, client_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer, subject = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("authority", "client"))
+    mail = "m\xfcller@example.org".encode("latin-1")
+    names = bytes([0x81, len(mail)]) + mail
+    start, end = datetime(2020, 1, 1, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC)
+    built = x509.CertificateBuilder().issuer_name(issuer).not_valid_before(start).not_valid_after(end)
+    authority = (
+        built.subject_name(issuer)
+        .public_key(authority_key.public_key())
+        .serial_number(1)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    client = (
+        built.subject_name(subject)
+        .public_key(client_key.public_key())
+        .serial_number(2)
+        .add_extension(
+            x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes([0x30, len(names)]) + names),
+            critical=False,
+        )
+        .sign(authority_key, hashes.SHA256())
+    )
+    trusted, chain = directory / "trusted.pem", directory / "unreadable.pem"
+    trusted.write_bytes(authority.public_bytes(Encoding.PEM))
+    key = client_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    chain.write_bytes(client.public_bytes(Encoding.PEM) + key)
+    return trusted, chain
+
+
+async def test_a_client_certificate_that_cannot_be_read_keeps_no_place(files: Files, tmp_path: Path) -> None:
+    trusted, chain = issue_unreadable(tmp_path)
+    limits = TcpLimits.model_construct(max_connections=1)
+    context = files.client_context()
+    context.load_cert_chain(chain)
+    async with serving(limits, tls=server_context(files.cert, files.key, trusted)) as service:
+        for attempt in range(1, 4):
+            with capture_logs() as lines:
+                reader, writer = await asyncio.open_connection("127.0.0.1", service.port, ssl=context)
+                assert await read_to_end(reader) == b""
+                await hang_up(writer)
+                await until(lambda: service.stats.connections_open == 0)
+            assert service.stats.handshake_failures == attempt
+            assert "the certificate of the client cannot be read" in lines[0]["reason"]
 
 
 async def test_a_client_without_a_certificate_is_turned_away_where_one_is_required(files: Files) -> None:
@@ -278,6 +332,20 @@ async def test_a_client_that_does_not_end_its_side_is_disconnected(files: Files)
         service.sessions[0].connection.close()
         assert await client.read() == b""  # the broker has said that nothing more comes
         await until(lambda: service.stats.connections_open == 0)
+        await hang_up(client.writer)
+
+
+async def test_a_client_that_has_ended_its_side_and_takes_nothing_is_disconnected(files: Files) -> None:
+    limits = TcpLimits.model_construct(linger_s_max=0.05, send_buffer_bytes_max=64 << 20)
+    async with serving(limits, tls=server_context(files.cert, files.key)) as service:
+        client = await wire_client(service.port, files.client_context())
+        await client.shake_hands()
+        client.tls.write(b"big 16000000\n")
+        with pytest.raises(ssl.SSLWantReadError):
+            client.tls.unwrap()
+        await client.send()
+        await until(lambda: service.stats.connections_total == 1 and service.stats.connections_open == 0)
+        assert service.stats.bytes_out >= 16_000_000  # that it was given to send; far less arrived
         await hang_up(client.writer)
 
 

@@ -137,7 +137,6 @@ class TcpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         owner = self._owner
         limits = owner.limits
-        self.made = True
         self._transport = cast(asyncio.Transport, transport)
         self._encrypted = transport.get_extra_info("sslcontext") is not None
         if self._encrypted:
@@ -147,6 +146,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         )
         self._watch = ConnectionWatch(owner.clock.monotonic())
         self._transport.set_write_buffer_limits(limits.send_buffer_bytes_max, limits.send_buffer_low_bytes)
+        self.made = True
         owner.opened(self)
         if self._state is State.OPEN:
             self._run(self._open_session)
@@ -213,6 +213,8 @@ class TcpConnection(asyncio.BufferedProtocol):
             self._flow.unblock(SEND_BUFFER)
 
     def connection_lost(self, error: Exception | None) -> None:
+        if not self.made:
+            return  # `connection_made` has failed; the listener counts it out
         if isinstance(error, ConnectionError):
             self._owner.stats.resets += 1
         self._state = State.GONE

@@ -172,9 +172,9 @@ class TcpListener(Listener[TcpConnection]):
         """Hand an accepted socket to the event loop, through its TLS handshake if there is one."""
         connection = TcpConnection(self, peer, accepted if self._quickack else None)
         tls = None
-        if self.tls is not None:
-            tls = TlsTransport(connection, self.tls, self._tls_buffers, self.limits.linger_s_max)
         try:
+            if self.tls is not None:
+                tls = TlsTransport(connection, self.tls, self._tls_buffers, self.limits.linger_s_max)
             accepted.setblocking(False)
             for level, option, value in SOCKET_OPTIONS:
                 accepted.setsockopt(level, option, value)

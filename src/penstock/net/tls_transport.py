@@ -62,7 +62,9 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         "_incoming",
         "_is_closing",
         "_linger_s",
+        "_linger_timer",
         "_outgoing",
+        "_peer_certificate",
         "_ssl",
         "_tcp",
         "_user",
@@ -76,6 +78,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._context = context
         self._buffers = buffers
         self._linger_s = linger_s
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._peer_certificate: dict[str, Any] | None = None
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl: ssl.SSLObject | None = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._handshake: asyncio.Future[Exception | None] | None = asyncio.get_running_loop().create_future()
@@ -148,6 +152,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_closing = True
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         # The connection and its parts know each other, so the rest goes with the next garbage collection.
         self._ssl = None
         del self._incoming, self._outgoing
@@ -157,14 +163,17 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._handshake.set_result(error or ConnectionResetError("the client ended the connection"))
 
     def _shake_hands(self, tls: ssl.SSLObject, handshake: asyncio.Future[Exception | None]) -> None:
-        failure = None
+        failure: OSError | None = None
         try:
             tls.do_handshake()
+            self._peer_certificate = tls.getpeercert()
         except ssl.SSLWantReadError:
             self._tcp.write(self._outgoing.read())
             return
         except ssl.SSLError as error:
             failure = error
+        except ValueError as error:  # a name that is no UTF-8
+            failure = ConnectionError(f"the certificate of the client cannot be read: {error}")
         self._tcp.write(self._outgoing.read())  # an alert, if it failed
         if handshake.done():
             return  # it was given up
@@ -174,7 +183,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._user.connection_made(self)
         else:
             self._has_peer_ended = True
+            self._linger()
             self._tcp.close()
+
+    def _linger(self) -> None:
+        """Give the peer a while to take what is sent and to end its side."""
+        self._linger_timer = asyncio.get_running_loop().call_later(self._linger_s, self._tcp.abort)
 
     def _decrypt(self, tls: ssl.SSLObject, size: int) -> int:
         """Put records that are complete after the first `size` bytes of plain text; return how much there is then."""
@@ -198,7 +212,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         if name == "sslcontext":
             return self._context
         if name == "peercert":
-            return None if self._ssl is None else self._ssl.getpeercert()
+            return self._peer_certificate
         return self._tcp.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -220,12 +234,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         if self._is_closing or self._ssl is None:
             return
         self._is_closing = True
+        self._linger()
         try:
             self._ssl.unwrap()
         except ssl.SSLError:
             # The peer has not said so yet. Closing on top of what it sends would be a reset, which may overtake replies.
             self._tcp.resume_reading()
-            asyncio.get_running_loop().call_later(self._linger_s, self._tcp.abort)
         self._tcp.write(self._outgoing.read())
         if self._has_peer_ended:
             self._tcp.close()

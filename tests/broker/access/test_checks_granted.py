@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -124,6 +125,18 @@ async def test_grants_are_bounded(guarded: Broker, monkeypatch: pytest.MonkeyPat
         with pytest.raises(PenstockError):
             guarded.partition(ann, f"missing-{number}", 0)
         assert len(guarded.access.granted) <= 10
+
+
+async def test_a_check_that_is_passed_again_and_again_takes_no_memory(guarded: Broker) -> None:
+    ann = await user(guarded, "ann", "writer")
+    tracemalloc.start()
+    try:
+        for _ in range(5_000):
+            guarded.topic_names(ann)
+        grown_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown_bytes < 20_000
 
 
 async def test_grants_go_with_their_principal(guarded: Broker) -> None:

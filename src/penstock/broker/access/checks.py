@@ -125,6 +125,8 @@ class Grants(set[Grant]):
         self._on_gone = self._forget
 
     def keep(self, principal: Principal, grant: Grant) -> None:
+        if grant in self:
+            return
         if len(self) >= GRANTED_MAX:
             self.clear()
         place = id(principal)
