@@ -1,7 +1,8 @@
 """Requests at a fixed rate, whatever the server does. Run by the benchmarks as `python -m bench.latency_load`.
 
-A job comes as JSON on standard input, its result goes as JSON to standard output, as with `bench.load`. Each tick, every connection sends
-its share of requests. Their latency counts from the moment at which the tick was due, not from when it was sent: a server that stops for a
+A job comes as JSON on standard input, its result goes as JSON to standard output, as with `bench.load`. Every connection sends
+its share of requests once a tick. Connections have their ticks one after the other, at equal distances, as clients that do not know of each
+other would. Latency counts from the moment at which a tick was due, not from when it was sent: a server that stops for a
 while cannot hide it by having stopped the load (coordinated omission). A tick counts once all its replies are there, so the latency is
 that of its slowest request. The result also has how late ticks were sent, which is a part of the latency that the load
 generator caused. Replies are kept, and checked afterwards.
@@ -10,6 +11,7 @@ generator caused. Replies are kept, and checked afterwards.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import select
 import socket
@@ -53,7 +55,7 @@ class LatencyResult(msgspec.Struct, frozen=True, kw_only=True):
     """By partition, how many records must be there now, warm-up included."""
 
 
-class _Link:
+class Link:
     __slots__ = ("due", "first", "received", "replies", "sent", "socket", "units", "unsent", "waits")
 
     def __init__(self, connection: socket.socket, first: int) -> None:
@@ -77,15 +79,15 @@ class LatencyLoad:
         self._share = max(1, round(job.rate * TICK_S / job.connections))
         self._tick_s = self._share * job.connections / job.rate
         self._poll = select.epoll()
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         self.late: list[float] = []
-        """By how many seconds each tick of the last drive was sent late."""
+        """By how many seconds each tick of a connection in the last drive was sent late."""
         for number in range(job.connections):
             connection = socket.create_connection((job.host, job.port))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             dialect.begin(connection)
             connection.setblocking(False)
-            self._links[connection.fileno()] = _Link(connection, number)
+            self._links[connection.fileno()] = Link(connection, number)
             self._poll.register(connection, select.EPOLLIN)
 
     def drive(self, seconds: float) -> tuple[list[float], float]:
@@ -93,17 +95,17 @@ class LatencyLoad:
         latencies: list[float] = []
         self.late = []
         started = time.perf_counter()
-        ticks_left = max(1, round(seconds / self._tick_s))
+        ticks_left = max(1, round(seconds / self._tick_s)) * len(self._links)
+        apart_s = self._tick_s / len(self._links)
+        in_turn = itertools.cycle(self._links.values())
         next_tick, waiting = started, 0
         while ticks_left or waiting:
-            now = time.perf_counter()
-            while ticks_left and now >= next_tick:
+            while ticks_left and time.perf_counter() >= next_tick:
                 self.late.append(time.perf_counter() - next_tick)
-                for link in self._links.values():
-                    self._send(link, next_tick)
-                waiting += len(self._links)
+                self._send(next(in_turn), next_tick)
+                waiting += 1
                 ticks_left -= 1
-                next_tick += self._tick_s
+                next_tick += apart_s
             ready = self._wait(max(0.0, next_tick - time.perf_counter()) if ticks_left else SILENCE_S_MAX)
             if not ready and not ticks_left:
                 raise TimeoutError(f"no reply for {SILENCE_S_MAX:.0f} s")
@@ -121,13 +123,13 @@ class LatencyLoad:
             select.select([self._poll], [], [], seconds)
         return self._poll.poll(0)
 
-    def _send(self, link: _Link, due: float) -> None:
+    def _send(self, link: Link, due: float) -> None:
         link.unsent += self._dialect.requests(link.first + link.sent, self._share)
         link.sent += self._share
         link.due.append((link.sent, due))
         self._push(link)
 
-    def _push(self, link: _Link) -> None:
+    def _push(self, link: Link) -> None:
         try:
             sent = link.socket.send(link.unsent)
         except BlockingIOError:
@@ -137,7 +139,7 @@ class LatencyLoad:
             link.waits = bool(link.unsent)
             self._poll.modify(link.socket, select.EPOLLIN | (select.EPOLLOUT if link.waits else 0))
 
-    def _receive(self, link: _Link, latencies: list[float]) -> int:
+    def _receive(self, link: Link, latencies: list[float]) -> int:
         received = link.socket.recv(RECEIVE_BYTES)
         if not received:
             raise ConnectionError("the server closed a connection")
@@ -150,6 +152,11 @@ class LatencyLoad:
             latencies.append(now - link.due.popleft()[1])
             ended += 1
         return ended
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.socket.close()
+        self._poll.close()
 
     @property
     def replies(self) -> int:
@@ -174,6 +181,7 @@ def run(job: LatencyJob) -> LatencyResult:
     before, server_before, own_before = load.replies, cpu_seconds(job.server_pid), time.process_time()
     latencies, seconds = load.drive(job.seconds)
     server, own = cpu_seconds(job.server_pid) - server_before, time.process_time() - own_before
+    load.close()
     return LatencyResult(
         rate=(load.replies - before) / seconds,
         percentiles_us={

@@ -103,12 +103,15 @@ def compared(
     against_rounds: list[float],
     *,
     ratio_min: float | None = None,
+    at_least: float | None = None,
     ratio_max: float | None = None,
     note: str = "",
     cpu_us: list[float] | None = None,
     against_cpu_us: list[float] | None = None,
 ) -> Row:
-    """A row that sets the medians of two sides against each other; the aim is a ratio of at least or at most as given."""
+    """A row that sets the medians of two sides against each other.
+
+    The aim is a ratio of at least or at most as given; with `ratio_min`, `at_least` asks for a figure of our own as well."""
     row = Row(
         case=case,
         setting=setting,
@@ -125,6 +128,9 @@ def compared(
     if ratio_min is not None and row.ratio is not None:
         row.aim = f"at least {ratio_min:g}x"
         row.met = row.ratio >= ratio_min
+        if at_least is not None:
+            row.aim += f" and {amount(at_least)} {unit}"
+            row.met = row.met and row.value >= at_least
     if ratio_max is not None and row.ratio is not None:
         row.aim = f"at most {ratio_max:g}x"
         row.met = row.ratio <= ratio_max

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from bench.report import markdown, write_json
-from bench.rounds import Measured, alone, amount, compared, cpu_note, cpu_us_each, interleave
+from bench.rounds import Measured, Row, alone, amount, compared, cpu_note, cpu_us_each, interleave
 
 
 def test_sides_take_turns() -> None:
@@ -27,6 +27,14 @@ def test_a_ratio_is_that_of_the_medians_and_is_held_to_its_aim() -> None:
     assert (row.value, row.against_value, row.ratio, row.met) == (20.0, 10.0, 2.0, True)
     assert compared("case", "setting", "s", [1.0], "other", [2.0], ratio_min=0.6).met is False
     assert compared("case", "setting", "s", [1.0], "other", [2.0]).met is None
+
+
+def test_a_row_may_have_to_reach_a_ratio_and_a_figure() -> None:
+    def row(ours: float, theirs: float) -> Row:
+        return compared("case", "setting", "records/s", [ours], "other", [theirs], ratio_min=2.0, at_least=1_000.0)
+
+    assert row(1_000.0, 500.0).aim == "at least 2x and 1,000 records/s"
+    assert [row(1_000.0, 500.0).met, row(1_000.0, 600.0).met, row(900.0, 100.0).met] == [True, False, False]
 
 
 def test_an_aim_is_a_bound_from_below_or_above() -> None:

@@ -1,0 +1,52 @@
+"""The path of a request through the broker stays as short as it is: calls on the event loop have a ceiling for each kind of request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bench.calls import ROUNDS, Counts, Recorder, Requests, counts_of, requests
+
+CEILINGS = {
+    "FlyMQ PRODUCE": (82, 98, 0),
+    "FlyMQ PRODUCE_ONCE": (139, 152, 0),
+    "FlyMQ FETCH of 1": (65, 80, 0),
+    "FlyMQ FETCH of 1,000": (69, 82, 0),
+    "BlipMQ PUBLISH": (106, 111, 0),
+    "BlipMQ POLL and ACK": (199, 230, 0),
+    "RustLog PRODUCE": (89, 112, 0),
+    "Fujin WRITE": (131, 154, 3),
+    "Felix publish": (142, 173, 3),
+    "Felix cache get": (71, 95, 2),
+}
+"""Calls of Python functions, calls in C, and passes through QUIC. Raise one only for something that is worth it on every request."""
+SHARE_MIN = 0.75
+"""Of a ceiling: a path that needs less gets a lower one."""
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[tuple[Recorder, Requests]]:
+    with requests() as (recorder, by_name):
+        yield recorder, by_name
+
+
+def test_each_kind_of_request_has_a_ceiling(recorded: tuple[Recorder, Requests]) -> None:
+    assert set(recorded[1]) == set(CEILINGS)
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_no_path_grows_unnoticed(recorded: tuple[Recorder, Requests], name: str) -> None:
+    recorder, by_name = recorded
+    python_max, c_max, passes_max = CEILINGS[name]
+
+    def fits(counts: Counts) -> bool:
+        return counts.python <= python_max and counts.c <= c_max and counts.passes <= passes_max
+
+    by_name[name]()
+    found: list[Counts] = []
+    while not (found and fits(found[-1])):  # a timer that fires meanwhile adds to a round
+        assert len(found) < ROUNDS, f"more than {CEILINGS[name]} calls: {min(found)}"
+        found.append(counts_of(recorder.record(by_name[name])))
+    assert found[-1].python >= SHARE_MIN * python_max
+    assert found[-1].c >= SHARE_MIN * c_max
