@@ -337,6 +337,82 @@ async def test_a_publish_of_qos_0_is_not_waited_for(talk: Conversation, disk: Fa
 
 
 @pytest.mark.embedded
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_a_poll_that_would_find_nothing_waits_for_what_others_are_publishing(
+    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk, qos: int
+) -> None:
+    other = Conversation(blipmq)
+    await other.log_in()
+    subscription = await talk.subscribe("t")
+    with disk.fsync_held() as held:
+        other.say(encode_publish(4, qos, "t", b"a"))
+        assert await asyncio.to_thread(held.wait, 5)
+        talk.say(encode_poll(5, subscription), encode_poll(6, subscription), encode_ping(7))
+        assert not talk.connection.sends
+    delivery, pong = await talk.reply(), await talk.reply()
+    assert delivery == encode_publish(1 if qos else 5, qos, "t", b"a")
+    assert pong == encode_frame(PONG, 7)
+    assert not blipmq.writes
+    assert await talk.message(subscription) is None
+
+
+async def test_a_poll_finds_what_another_connection_has_published_in_the_same_turn(
+    talk: Conversation, blipmq: BlipMQ
+) -> None:
+    other = Conversation(blipmq)
+    await other.log_in()
+    subscription = await talk.subscribe("t")
+    for value in (b"a", b"b"):
+        other.say(encode_publish(4, 0, "t", value))
+        assert await talk.message(subscription) == value
+
+
+@pytest.mark.embedded
+async def test_a_poll_that_finds_something_does_not_wait_for_what_others_are_publishing(
+    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk
+) -> None:
+    other = Conversation(blipmq)
+    await other.log_in()
+    subscription = await talk.subscribe("t")
+    await other.publish("t", b"a")
+    with disk.fsync_held() as held:
+        other.say(encode_publish(4, 1, "t", b"b"))
+        assert await asyncio.to_thread(held.wait, 5)
+        assert await talk.message(subscription) == b"a"
+    assert await talk.message(subscription) == b"b"
+
+
+@pytest.mark.embedded
+async def test_a_poll_that_has_waited_for_a_publish_that_fails_is_silence(
+    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk
+) -> None:
+    other = Conversation(blipmq)
+    await other.log_in()
+    subscription = await talk.subscribe("t")
+    disk.disk_full()
+    other.say(encode_publish(4, 1, "t", b"a"))
+    assert await talk.answers(encode_poll(5, subscription)) == []
+    assert (await other.reply())[4] == NACK
+
+
+@pytest.mark.embedded
+async def test_a_connection_that_is_gone_while_its_poll_waits_takes_nothing(
+    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk
+) -> None:
+    other = Conversation(blipmq)
+    await other.log_in()
+    subscription = await talk.subscribe("t")
+    with disk.fsync_held() as held:
+        other.say(encode_publish(4, 0, "t", b"a"))
+        assert await asyncio.to_thread(held.wait, 5)
+        talk.say(encode_poll(5, subscription))
+        talk.session.closed()
+    assert await other.message(subscription) == b"a"
+    while talk.connection.held_bytes:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.embedded
 async def test_a_full_disk_is_said_and_publishing_continues_when_there_is_space(
     talk: Conversation, disk: FaultyDisk
 ) -> None:

@@ -324,6 +324,11 @@ class Subscription:
             except Exception:
                 log.exception("subscription_watcher_failed", topic=self.topic, subscription=self.id)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there are records that were not delivered yet, or are to be delivered again."""
+        return bool(self._waiting) or any(cursor.behind for cursor in self._cursors)
+
     # -- what the keeper does ---------------------------------------------------------------------------------------------
 
     @property

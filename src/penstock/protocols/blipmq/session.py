@@ -1,9 +1,10 @@
 """One BlipMQ conversation: frames in, answers out in the order of what they answer, and nothing of sockets.
 
 PUBLISH is started without waiting for the one before; nothing answers it unless it fails. A POLL or a SUBSCRIBE waits until what this
-connection published is committed, so that a client finds its own message, or does not subscribe to its own past. A PING waits for its
-publishes of QoS 1 and for its acknowledgements: PONG means that they are on disk. An ACK counts at once. POLL and ACK frames for one
-subscription that arrive in a row are answered as one request.
+connection published is committed, so that a client finds its own message, or does not subscribe to its own past. A POLL that would
+find nothing waits for what others are publishing to its topic, so that a client that polls again and again does not do so while the disk
+works. A PING waits for its publishes of QoS 1 and for its acknowledgements: PONG means that they are on disk. An ACK counts at once. POLL
+and ACK frames for one subscription that arrive in a row are answered as one request.
 
 Overload stops the reading of the socket (`hold`); nothing is refused because there is much to do.
 
@@ -12,6 +13,8 @@ Bad framing ends the conversation; everything else is answered with a NACK and c
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +29,7 @@ from penstock.broker.records.producer import ANY_PARTITION
 from penstock.broker.records.spreading import Placement, Scattered, errors_by_row
 from penstock.clock import Clock
 from penstock.errors import AuthenticationFailed, InvalidRequest, PenstockError
+from penstock.futures import shield
 from penstock.net.session import Connection
 from penstock.protocols.blipmq import codec, wire
 from penstock.protocols.blipmq.codec import Decoder, Frame, IdRun, Message, PublishRun
@@ -58,6 +62,38 @@ class BlipMQStats(SessionStats):
         return {kind.name.lower(): self.requests[kind] for kind in FrameType if self.requests[kind]}
 
 
+class WritesInFlight:
+    """By topic, runs of publishes that are not committed yet, and who waits for the next that is."""
+
+    def __init__(self) -> None:
+        self._runs: Counter[str] = Counter()
+        self._settled: dict[str, asyncio.Future[None]] = {}
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._runs
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, topic: str) -> None:
+        self._runs[topic] += 1
+
+    def remove(self, topic: str) -> None:
+        self._runs[topic] -= 1
+        if not self._runs[topic]:
+            del self._runs[topic]
+        settled = self._settled.pop(topic, None)
+        if settled is not None:
+            settled.set_result(None)
+
+    def next_settled(self, topic: str) -> asyncio.Future[None]:
+        """Return what is done once one of the runs to a topic that has some is committed, or has failed."""
+        settled = self._settled.get(topic)
+        if settled is None:
+            settled = self._settled[topic] = asyncio.get_running_loop().create_future()
+        return shield(settled)
+
+
 class BlipMQ:
     """What all sessions of one listener share. Called with a connection, it opens a session: it is the listener's factory."""
 
@@ -69,6 +105,7 @@ class BlipMQ:
         self.clock = clock
         self.message_ttl_ms = message_ttl_ms
         self.stats = BlipMQStats()
+        self.writes = WritesInFlight()
         self._configured = frozenset(map(digest_of, api_keys))
 
     def authenticate(self, key: str, address: str) -> Login:
@@ -182,11 +219,13 @@ class BlipMQSession(Conversation[Message]):
             self._qos1_in_flight -= run.qos
             self.answer(slot, self._publish_failed(run.correlation_ids, error))
         else:
+            self._shared.writes.add(run.topic)
             if refused and slot.data is None:
                 self.place(slot)  # its NACKs come before what answers later frames
 
     def _settle(self, run: PublishRun, slot: ReplySlot, placed: list[Placement] | Scattered) -> None:
         self._qos1_in_flight -= run.qos
+        self._shared.writes.remove(run.topic)
         errors = errors_by_row(placed, len(run.values))
         nacks = [self._publish_failed([run.correlation_ids[row]], error) for row, error in errors.items()]
         self._settle_write(slot, b"".join(nacks))
@@ -301,6 +340,11 @@ class BlipMQSession(Conversation[Message]):
             return self._acknowledge(principal, subscription, correlation_ids)
         if subscription is None:
             return SILENCE
+        writes = self._shared.writes
+        if subscription.topic in writes and not subscription.has_more:
+            settled = writes.next_settled(subscription.topic)
+            self._answer_later(run, slot, self._deliver_after(settled, principal, run, subscription, slot))
+            return None
         reply = self._deliver(principal, run, subscription, slot)
         if reply is None:
             self._answer_later(run, slot, self._deliver_from_disk(principal, run, subscription, slot))
@@ -314,6 +358,21 @@ class BlipMQSession(Conversation[Message]):
             self._acknowledged = self._acknowledged or True in known
             unknown = [tag for tag, settled in zip(tags, known, strict=True) if not settled]
         return self._nack_all(unknown, NackCode.UNKNOWN, wire.UNKNOWN_DELIVERY) if unknown else SILENCE
+
+    async def _deliver_after(
+        self,
+        settled: asyncio.Future[None],
+        principal: Principal,
+        run: IdRun,
+        subscription: Subscription,
+        slot: ReplySlot,
+    ) -> bytes:
+        """Deliver what there is once a publish to the topic is settled."""
+        await settled
+        if self._worker.stopped:
+            return SILENCE  # nobody would get what is taken now
+        reply = self._deliver(principal, run, subscription, slot)
+        return reply if reply is not None else await self._deliver_from_disk(principal, run, subscription, slot)
 
     async def _deliver_from_disk(
         self, principal: Principal, run: IdRun, subscription: Subscription, slot: ReplySlot
