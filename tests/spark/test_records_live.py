@@ -96,7 +96,9 @@ def test_rows_of_two_versions_and_every_mark_come_back_as_they_were(
     rows_read = session.sql("SELECT id, quantity, _reason FROM decoded WHERE id IS NOT NULL OR _reason IS NOT NULL")
     by_id = {row.id: row for row in rows_read.collect()}
     assert [by_id[number].quantity for number in (1, 2, 4, 5)] == [101, 102, 104, 105]
-    assert "read with includeHeaders" in by_id[None]._reason, "without its header nothing says who wrote a record"
+    assert "load records with includeHeaders" in by_id[None]._reason, (
+        "without its header nothing says who wrote a record"
+    )
 
 
 @pytest.mark.parametrize(("kind", "definition"), [("json", JSON), ("protobuf", PROTO)])

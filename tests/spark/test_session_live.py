@@ -102,12 +102,12 @@ def test_credentials_are_in_no_event_log_and_no_error(
     spark: SparkSession, event_log: Path, fresh_topic: Callable[..., str]
 ) -> None:
     """Neither those of the session nor those of a query, a view or a stream; there are queries that fail, too."""
-    topic, secrets = fresh_topic("guarded"), ("s3cr3t-of-the-session", "s3cr3t-of-the-query")
+    topic, secrets = fresh_topic("guarded"), ("s3cr3t-of-the-session", "s3cr3t-of-the-query", "s3cr3t-of-the-address")
     session = spark.newSession()
     with RunningBroker(dev=True, listeners={"flymq": {"auth": "required"}}) as broker:
         with FlyMQClient(f"flymq://admin:admin@{broker.address}") as admin:
             admin.create_topic(topic, 1)
-            for user, password in zip(("ann", "bob"), secrets, strict=True):
+            for user, password in zip(("ann", "bob"), secrets[:2], strict=True):
                 admin.access.create_user(user, password, ["admin"])
         settings = {"bootstrap": broker.address, "user": "ann", "password": secrets[0]}
         for name, value in settings.items():
@@ -124,11 +124,23 @@ def test_credentials_are_in_no_event_log_and_no_error(
         with pytest.raises(Exception, match="invalid username or password") as refused:
             session.read.format("penstock").options(**wrong, subscribe=topic).load().count()
         assert not any(secret in str(refused.value) for secret in secrets)
+        address = {"penstock.bootstrap": f"flymq://ann:{secrets[2]}@{broker.address}"}
+        with pytest.raises(Exception, match=r"set penstock\.user and penstock\.password") as refused:
+            session.read.format("penstock").options(**address, subscribe=topic).load().count()
+        assert secrets[2] not in str(refused.value)
     session.range(1).withColumnRenamed("id", "written_last").collect()
     wait_for("writing the event log", lambda: "written_last" in _text(event_log))
     text = _text(event_log)
     assert topic in text
     assert not [secret for secret in secrets if secret in text]
+
+
+def test_a_table_with_a_password_in_its_address_is_not_in_the_catalog(spark: SparkSession) -> None:
+    session = spark.newSession()
+    penstock.spark.register(session)
+    with pytest.raises(Exception, match=r"set penstock\.user and penstock\.password"):
+        session.sql("CREATE TABLE addressed USING penstock OPTIONS ('penstock.bootstrap' 'flymq://ann:s@127.0.0.1:9')")
+    assert not session.catalog.tableExists("addressed")
 
 
 def _text(directory: Path) -> str:

@@ -152,16 +152,16 @@ def test_on_a_cluster_the_source_is_registered(master: str, times: int, monkeypa
 
 
 def test_a_session_that_names_its_broker_has_a_source_that_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    conf = {"spark.master": "local[2]", "spark.penstock.bootstrap": "broker:1234", "spark.penstock.user": "ann"}
+    conf = {"spark.master": "local[2]", "spark.penstock.bootstrap": "broker:1234", "spark.penstock.tls": "true"}
     session = MagicMock()
     session.conf.get.side_effect = conf.get
     monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: session)
     build_session()
     [(registered,)] = [each.args for each in session.dataSource.register.call_args_list]
     assert registered.name() == "penstock"
-    assert registered({}).options == {"penstock.bootstrap": "broker:1234", "penstock.user": "ann"}
+    assert registered({}).options == {"penstock.bootstrap": "broker:1234", "penstock.tls": "true"}
     own = {"PENSTOCK.Bootstrap": "other:1", "subscribe": "orders"}
-    assert registered(dict(own)).options == {"penstock.user": "ann", **own}
+    assert registered(dict(own)).options == {"penstock.tls": "true", **own}
     assert PenstockDataSource({}).options == {}, "other sessions know nothing of it"
 
 

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 
 from penstock.errors import InvalidRequest
 from penstock.protocols.flymq.operations.blocks import NO_EPOCH
-from penstock.spark.connection import pooled_client
+from penstock.spark.connection import connection_settings, pooled_client
 from penstock.spark.holdings import check_all_exist, ending_positions, epochs_of, look, starting_positions
 from penstock.spark.offsets import Epochs, Positions
 from penstock.spark.option_values import flag
@@ -55,7 +55,9 @@ class PenstockDataSource(DataSource):
     """Options that a query does not have to set; see `session_options`."""
 
     def __init__(self, options: dict[str, str]) -> None:
+        """Refuse a password in the address before Spark writes it anywhere: a catalog, a plan, an event log. Raises InvalidRequest."""
         super().__init__(dict(merged(self.defaults, options)))
+        connection_settings(self.options)
 
     @classmethod
     def name(cls) -> str:

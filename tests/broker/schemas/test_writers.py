@@ -112,10 +112,67 @@ async def test_a_record_that_says_which_version_wrote_it_is_checked_against_that
     assert "the record ends in the middle of a value (order-v1)" in refusals[5]
     assert "3 bytes follow the end of the record (order-v3)" in refusals[6]
     kept = [values[row] for row in (0, 1, 2, 3, 7)]
-    says = [b"order:1", None, None, b"order:2", b"order:3"]
+    says = [b"order:1", None, None, b"order:2", None]
     assert await stored(broker) == [
         (value, [] if mark is None else marked(mark)) for value, mark in zip(kept, says, strict=True)
     ]
+
+
+# The bytes of an order of version 1 in SWAPPED fit no other; those of these two fit both.
+REORDERED: Final = [
+    json.dumps({"type": "record", "name": "R", "fields": [{"name": n, "type": "int", "default": 0} for n in names]})
+    for names in (("id", "quantity", "discount"), ("id", "discount", "quantity"))
+]
+
+
+async def test_bare_avro_is_stamped_until_a_second_version_may_have_written_it(broker: Broker) -> None:
+    await bound(broker, "avro", REORDERED[:1])
+    old = b"\x02\x04\x06"
+    assert await produced(broker, [old]) == [""]
+    await broker.schemas.register(ANONYMOUS, "order", "avro", REORDERED[1])
+    copied = [("a", b"b"), *marked(b"other:7")]
+    full = [(str(number), b"") for number in range(HEADERS_PER_RECORD_MAX)]
+    assert await produced(broker, [old, None]) == ["", ""]
+    assert await produced(broker, [old, old, old, old], [[("a", b"b")], copied, marked(b"order:1"), full]) == [""] * 4
+    [refusal] = await produced(broker, [old[:2]])
+    assert "the record ends in the middle of a value (order-v2)" in refusal
+    assert [headers for _, headers in await stored(broker)] == [
+        marked(b"order:1"),
+        [],
+        [],
+        [("a", b"b")],
+        [("a", b"b")],
+        marked(b"order:1"),
+        full,
+    ]
+    shown = await broker.schemas.decode(ANONYMOUS, "orders", [old, old], [None, encode_headers(marked(b"order:1"))])
+    assert (shown[0].json, shown[0].schema) == (None, "order")
+    assert "nothing says which version of schema order wrote it" in (shown[0].fault or "")
+    assert json.loads(shown[1].json or b"") == {"id": 1, "quantity": 2, "discount": 3}
+
+
+async def test_bare_avro_is_stamped_by_the_version_that_the_topic_or_the_writer_names(broker: Broker) -> None:
+    await bound(broker, "avro", REORDERED, "order:1")
+    await broker.create_topic(ANONYMOUS, "any", TopicConfig(), "order")
+    await broker.create_topic(ANONYMOUS, "free", TopicConfig())
+    await broker.schemas.delete(ANONYMOUS, "order", 2)
+    record = b"\x02\x04\x06"
+    for topic, schema in [("orders", None), ("orders", "order"), ("any", None), ("any", "order:1"), ("free", "order")]:
+        assert await produced(broker, [record], topic=topic, schema=schema) == [""]
+    assert [headers for _, headers in await stored(broker)] == [marked(b"order:1")] * 2
+    assert [headers for _, headers in await stored(broker, "any")] == [[], marked(b"order:1")]
+    assert await stored(broker, "free") == [(record, [])], "the deleted version may have written it"
+
+
+async def test_a_writer_that_names_a_version_is_checked_against_that_alone(broker: Broker) -> None:
+    await bound(broker, "avro", [json.dumps(each) for each in SWAPPED])
+    first = avro_bytes(1, id=1, quantity=2, discount=3, note=4)
+    assert "(order-v3)" in (await produced(broker, [first]))[0]
+    assert await produced(broker, [first], schema="order:1") == [""]
+    assert "(order-v2)" in (await produced(broker, [first], schema="order:2"))[0]
+    [refusal] = await produced(broker, [first], [marked(b"order:1")], schema="order:2")
+    assert "it was written by version 1, but order:2 is required" in refusal
+    assert await stored(broker) == [(first, marked(b"order:1"))]
 
 
 async def test_a_topic_that_is_bound_to_a_version_takes_no_other(broker: Broker) -> None:

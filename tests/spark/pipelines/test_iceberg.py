@@ -150,15 +150,32 @@ def test_a_table_that_others_keep_changing_is_an_error_that_says_so(
     assert ids(iceberg_table(tmp_path)) == [*range(10), *range(1000, 1000 + COMMIT_ATTEMPTS_MAX)]
 
 
-def test_batches_without_rows_make_no_snapshot_and_the_next_is_appended(tmp_path: Path) -> None:
+def test_batches_without_rows_are_recorded_and_the_next_is_appended(tmp_path: Path) -> None:
     for batch_id in (0, 1):
         append(tmp_path, batch_id, ids_from(0, 0))
-    stored = iceberg_table(tmp_path)._opened_catalog().load_table(IDENTIFIER)
-    assert stored.snapshots() == []
+    assert ids(iceberg_table(tmp_path)) == []
     append(tmp_path, 2)
     append(tmp_path, 3, ids_from(0, 0))
     append(tmp_path, 2)
     assert ids(iceberg_table(tmp_path)) == list(range(20, 30))
+    assert iceberg_table(tmp_path).last_batch("query-1") == 3
+
+
+@pytest.mark.parametrize("later_rows", [10, 0])
+def test_a_batch_without_rows_of_a_run_that_was_overtaken_sets_no_number_back(
+    tmp_path: Path, later_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, 0)
+
+    def overtake() -> None:
+        append(tmp_path, 1, ids_from(0, 0))
+        append(tmp_path, 2, ids_from(20, later_rows))
+
+    interposed(monkeypatch, overtake)
+    append(tmp_path, 1, ids_from(0, 0))
+    assert iceberg_table(tmp_path).last_batch("query-1") == 2
+    append(tmp_path, 2, ids_from(20, later_rows))
+    assert ids(iceberg_table(tmp_path)) == [*range(10), *range(20, 20 + later_rows)]
 
 
 def test_a_table_and_a_checkpoint_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.part import Context, Part
 from penstock.broker.schemas.bundling import Link
 from penstock.broker.schemas.decoded import NOT_DECODED, Decoded
-from penstock.broker.schemas.marks import MarkInvalid, header_mark, read_mark
+from penstock.broker.schemas.marks import MarkInvalid, header_mark, read_mark, unmarked
 from penstock.broker.schemas.reference import LATEST, Compatibility, Reference, parse_reference
 from penstock.broker.schemas.registry import Registry, SchemaVersion
 from penstock.broker.schemas.validation import Validation
@@ -209,7 +209,7 @@ class Schemas(Part):
         """Values of the topic's records as JSON, if it is bound to a schema.
 
         Each is read with the version that wrote it, if a header or a frame before the value says which, else with the version that the
-        topic is bound to.
+        topic is bound to; but not Avro that any of several versions may have written.
         """
         bound = self._registry.bound.get(self._engine.topic(topic).name)
         if bound is None:
@@ -217,7 +217,7 @@ class Schemas(Part):
         from penstock.broker.schemas.decoding import Writing, decode_values  # by now imported, see Registry
 
         number, _ = self._registry.resolve(bound)
-        frames = self._registry.frames(bound.name, number)
+        frames, is_ambiguous = self._registry.frames(bound.name, number), self._registry.is_ambiguous(bound)
         writings: list[Writing | Decoded] = []
         for value, cell in zip(values, headers or [None] * len(values), strict=True):
             if value is None:
@@ -240,6 +240,9 @@ class Schemas(Part):
                         frame.message,
                         value[frame.size_bytes :],
                     )
+                elif is_ambiguous:
+                    written = bound
+                    raise unmarked(bound.name, number)
                 stored = self._registry.resolve(written)[1]
             except (MarkInvalid, CorruptBlock, SchemaNotFound) as error:
                 writings.append(Decoded(None, str(written), str(error)))

@@ -186,6 +186,18 @@ class Registry:
     def has_version(self, name: str, version: int) -> bool:
         return name in self._schemas and version in self._schemas[name].all_versions
 
+    def is_ambiguous(self, reference: Reference) -> bool:
+        """Whether a record that does not say its version may be of several, as far as its bytes tell. Raises SchemaNotFound.
+
+        JSON and Protobuf name their fields, by name or number. Avro bytes are read by the version that wrote them, or wrongly.
+        """
+        _, version = self.resolve(reference)
+        return (
+            reference.version == LATEST
+            and version.type_ == "avro"
+            and self._schemas[reference.name].head.last_version > 1
+        )
+
     def get(self, name: str, version: int) -> SchemaVersion:
         number, found = self.resolve(Reference(name, version))
         return _shown(name, number, found, self._schemas[name].head)

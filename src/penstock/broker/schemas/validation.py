@@ -25,7 +25,7 @@ from penstock.broker.records.faults import Faults
 from penstock.broker.schemas.definition import Checker, Fault, first_faults
 from penstock.broker.schemas.entries import Version
 from penstock.broker.schemas.marks import MarkInvalid
-from penstock.broker.schemas.reference import Reference
+from penstock.broker.schemas.reference import LATEST, Reference
 from penstock.broker.schemas.registry import Registry, schema_id
 from penstock.broker.schemas.worker import CheckRecords, Refused, Verdict, Worker
 from penstock.broker.schemas.writers import Asked, sort_by_writer
@@ -202,6 +202,8 @@ class Validation:
         jobs: list[_Job] = []
         faults: Faults | None = None
         stamped = batch
+        if bound is not None and given is not None and _is_narrower(given, bound):
+            bound = None
         for reference in (bound, given):
             if reference is None:
                 continue
@@ -214,8 +216,7 @@ class Validation:
                 unit = faults.units.of(row)
                 faults.refuse(row, _failed(want, row - unit.start, len(unit), reason))
                 self.stats.refused_writes += 1
-            # A writer that names a version of the topic's own schema says more than the topic does.
-            if reference is bound or bound is None or reference.name == bound.name:
+            if reference is bound or bound is None or _says_as_much(reference, bound):
                 stamped = Batch(batch.values, batch.keys, headers, batch.expiries)
         return jobs, faults, stamped
 
@@ -229,7 +230,8 @@ class Validation:
                 raise MarkInvalid(error.message) from None
 
         frames = self._registry.frames(name, number)
-        return Asked(reference, number, frames, partial(self._registry.has_version, name), message_path)
+        is_sure = not self._registry.is_ambiguous(reference)
+        return Asked(reference, number, is_sure, frames, partial(self._registry.has_version, name), message_path)
 
     def _quick(self, jobs: list[_Job]) -> bool:
         cost = 0
@@ -370,6 +372,16 @@ def _unit_sizes(rows: Sequence[int], units: Sequence[int] | None) -> list[int] |
     ends = list(accumulate(units))
     places = [bisect_left(rows, end) for end in ends]
     return [stop - start for start, stop in pairwise([0, *places])]
+
+
+def _is_narrower(given: Reference, bound: Reference) -> bool:
+    """Whether what a writer names is one of the versions that its topic accepts."""
+    return bound.version == LATEST and given.version != LATEST and given._replace(version=LATEST) == bound
+
+
+def _says_as_much(given: Reference, bound: Reference) -> bool:
+    """Whether a writer says at least as much as its topic about the versions that records are of."""
+    return given.name == bound.name and (given.version != LATEST or bound.version == LATEST)
 
 
 def _accept(accept: OnScreened, stamped: Batch, faults: Faults | None) -> None:

@@ -2,7 +2,8 @@
 
 A record that says which version wrote it (`marks`) is checked against that one, if the caller accepts it: a reference without
 a version takes all, one with a version only that. A record that says nothing is checked against what the reference means now. Bare values
-are stamped with the version they are checked against; framed ones say it themselves.
+are stamped with the version they are checked against; framed ones say it themselves. Bare Avro that says nothing is stored without a stamp
+where several versions may have written it: it often parses as another version than its own, so a stamp would be a guess.
 
 A client may send the header itself. If it names a version of the schema, it is what the record says. If it names another schema, it was
 copied with the headers of another record, and is replaced.
@@ -29,6 +30,8 @@ class Asked(NamedTuple):
     reference: Reference
     number: int
     """The version that it means now."""
+    stamps_unmarked: bool
+    """Whether records that say nothing are stamped with it."""
     frames: Frames
     has_version: Callable[[int], bool]
     message_path: Callable[[int, str], tuple[int, ...]]
@@ -45,8 +48,8 @@ class Written(NamedTuple):
 
 class Sorted(NamedTuple):
     by_version: dict[int, Written]
-    headers: Sequence[bytes | None]
-    """What to store with each row."""
+    headers: Sequence[bytes | None] | None
+    """What to store with each row; None if no row has any."""
     refused: dict[int, str]
     """By row: what is wrong with its mark."""
 
@@ -57,11 +60,12 @@ def sort_by_writer(batch: Batch, asked: Asked) -> Sorted:
     reference = asked.reference
     stamp = stamp_of(Reference(reference.name, asked.number, reference.message))
     if not asked.frames.any(values) and (cells is None or not any(map(_matters, cells))):
-        return Sorted({asked.number: Written(values)}, _all_stamped(values, cells, stamp), {})
+        return Sorted(
+            {asked.number: Written(values)}, _all_stamped(values, cells, stamp) if asked.stamps_unmarked else cells, {}
+        )
     by_version: dict[int, tuple[list[bytes | None], list[int]]] = {}
     headers: list[bytes | None] = [None] * len(values) if cells is None else list(cells)
     refused: dict[int, str] = {}
-    stamps = {asked.number: stamp}
     named: dict[bytes | None, tuple[int, bytes] | None] = {}
     """What headers say, and what becomes of them: those of many records are the same."""
     for row, value in enumerate(values):
@@ -70,7 +74,8 @@ def sort_by_writer(batch: Batch, asked: Asked) -> Sorted:
         cell = headers[row]
         try:
             if cell not in named:
-                _check_room(cell)
+                if asked.stamps_unmarked:
+                    _check_room(cell)
                 named[cell] = _named(cell, asked)
             said = named[cell]
             number, size = (said[0], 0) if said is not None else _framed(value, asked)
@@ -83,10 +88,8 @@ def sort_by_writer(batch: Batch, asked: Asked) -> Sorted:
         if said is not None:
             headers[row] = said[1]
             continue
-        if number not in stamps:
-            stamps[number] = stamp_of(Reference(reference.name, number, reference.message))
         # A frame says it all. What another record's header said does not belong to it.
-        headers[row] = stamped(cell, b"" if size else stamps[number]) or None
+        headers[row] = stamped(cell, b"" if size or not asked.stamps_unmarked else stamp) or None
     return Sorted({number: Written(*each) for number, each in by_version.items()}, headers, refused)
 
 

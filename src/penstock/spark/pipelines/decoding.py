@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from penstock.broker.schemas.avro import AvroDefinition
 from penstock.broker.schemas.definition import COST_UNBOUNDED, Checker
 from penstock.broker.schemas.kinds import KINDS
-from penstock.broker.schemas.marks import SCHEMA_HEADER, Frames, Framing, Known, MarkInvalid, read_mark
+from penstock.broker.schemas.marks import SCHEMA_HEADER, Frames, Framing, Known, MarkInvalid, read_mark, unmarked
 from penstock.broker.schemas.protobuf import ProtobufDefinition
 from penstock.broker.schemas.protobuf_compatibility import problems_reading_message
 from penstock.broker.schemas.reference import SchemaType
@@ -171,7 +171,7 @@ class Decoder:
             if value is None:
                 continue
             try:
-                number, payload = self._source(value, None if marks is None else marks[place])
+                number, payload = self._source(value, marks, place)
             except MarkInvalid as error:
                 reasons[place] = self._reason(str(error))
                 continue
@@ -184,9 +184,9 @@ class Decoder:
     def _has_frames(self, values: Sequence[bytes | None]) -> bool:
         return self._plan.framing not in ("header", "none") and self._frames.any(values)
 
-    def _source(self, value: bytes, mark: bytes | None) -> Source:
+    def _source(self, value: bytes, marks: Sequence[bytes | None] | None, place: int) -> Source:
         """Raises MarkInvalid."""
-        framing = self._plan.framing
+        framing, mark = self._plan.framing, None if marks is None else marks[place]
         if mark is not None and framing in ("auto", "header"):
             number = self._marks.get(mark)
             if number is None:
@@ -202,10 +202,7 @@ class Decoder:
                 self._check_message(frame.version, frame.message)
             return Source(frame.version, value[frame.size_bytes :])
         if not self._plan.reads_unmarked:
-            raise MarkInvalid(
-                f"nothing says which of the versions of schema {self._plan.name} wrote it: bind the topic to the schema, send records with "
-                f"the header {SCHEMA_HEADER} (and read with includeHeaders) or framed, or name the version that wrote unmarked ones"
-            )
+            raise unmarked(self._plan.name, self._plan.version.number, has_headers=marks is not None)
         return Source(self._plan.version.number, value)
 
     def _marked(self, mark: bytes) -> int | MarkInvalid:

@@ -3,7 +3,8 @@
 One transaction adds the files of a batch and sets its number as a property of the table. The catalog accepts it only if the table's
 snapshot is still the one that the number was read with. The library would repeat a refused commit on top of whatever came in between, the
 same batch of another run included, so its retries are off (`commit.retry.num-retries`): after a refusal the table is loaded and the number
-compared again here. A batch without rows makes no snapshot; only its number is recorded.
+compared again here. A batch without rows makes a snapshot too: catalogs compare snapshots and not properties, and the number alone could be
+set back by a run that was overtaken.
 """
 
 from __future__ import annotations
@@ -92,8 +93,7 @@ class IcebergTable(Table):
 
     def _add(self, table: Any, files: Sequence[DataFile], batch_id: int) -> None:
         with table.transaction() as transaction:
-            if files:
-                transaction.add_files([f"{self._location}/data/{each.name}" for each in files])
+            transaction.add_files([f"{self._location}/data/{each.name}" for each in files])
             transaction.set_properties({BATCH_PROPERTY: str(batch_id)})
 
     def _created(self, rows: DataFrame) -> Any:
