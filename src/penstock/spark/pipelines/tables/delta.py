@@ -225,6 +225,10 @@ class DeltaLakeTable(Table):
     def batches(self) -> pa.RecordBatchReader:
         return self._readable().to_pyarrow_dataset().scanner().to_reader()
 
+    def row_count(self) -> int:
+        rows: int = self._readable().to_pyarrow_dataset().count_rows()
+        return rows
+
     def file_sizes(self) -> list[int]:
         sizes: list[int] = _files(self._opened())["size_bytes"].to_pylist()
         return sizes
