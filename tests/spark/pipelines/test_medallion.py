@@ -226,6 +226,7 @@ def test_gold_reads_silver_and_tells_of_rows_that_are_late_or_from_the_future(be
     assert made.rows("silver").num_rows == 34
     offsets = Path(made.pipeline.checkpoint("gold", "windows"), "offsets", "0").read_text()
     assert '"version"' in offsets, "a version of silver, no offset of the topic"
+    assert {stage.lag for stage in made.batches if stage.name == "gold/windows"} == {0}, "Spark tells what silver has"
 
 
 def test_a_table_that_cannot_be_remade_says_why(bench: MakeBench) -> None:
