@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from penstock.errors import ConfigError
 from penstock.spark.pipelines import rebuild
@@ -191,6 +192,10 @@ def test_rows_by_key_with_expectations_in_partitions(bench: MakeBench) -> None:
     send(None, 5)
     made.run_once()
     assert set(found()) == {1, 3, 4, 6}
+    path = made.table("silver").path
+    versions = [DeltaTable(path, version=version) for version in range(DeltaTable(path).version() + 1)]
+    seen = [set(version.to_pyarrow_table()["id"].to_pylist()) for version in versions]
+    assert seen == [set(first), set(second), set(second), {1, 3, 4, 6}], "a reader sees whole batches, and the rebuild"
     assert made.table("bronze").read().where("date IS NOT NULL").count() == 16
     made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), "silver": {"key": ["id"]}})
     send(order(9), 9)
