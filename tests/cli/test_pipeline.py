@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from penstock.protocols.flymq.operations.spark import PipelineReport, StageReport
 from penstock.spark.pipelines.lock import DirectoryLock
+from penstock.spark.pipelines.model import Connection, load_pipeline
 from penstock.spark.pipelines.tables.delta import DeltaLakeTable
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
@@ -44,6 +47,70 @@ def test_init_writes_a_file_that_fits_the_topics(run: Run, broker: RunningBroker
     assert again.code == 1
     assert "add --force" in again.err
     assert run("pipeline", "init", "sales.toml", "--topic", "orders", "--format", "iceberg", "--force").code == 0
+
+
+@pytest.fixture
+def secured(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a broker with logins and TLS, which has a topic without a schema. The password is in its variable."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    tls = {"cert": tmp_path / "server.pem", "key": tmp_path / "server.pem"}
+    with RunningBroker(dev=True, listeners={"flymq": {"auth": "required", "tls": tls}}) as broker:
+        url = f"flymqs://admin@{broker.address}?ca=ca.pem"
+        monkeypatch.setenv("PENSTOCK_SERVER", url)
+        monkeypatch.setenv("PENSTOCK_PASSWORD", "admin")
+        assert run("topic", "create", "orders").code == 0
+        yield url
+
+
+def test_init_writes_how_a_secured_broker_is_reached_without_the_password(
+    run: Run, secured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_PASSWORD")
+    monkeypatch.setenv("PENSTOCK_SERVER", secured.replace("admin@", "admin:admin@"))
+    assert run("pipeline", "init", "p.toml").code == 0
+    text = (tmp_path / "p.toml").read_text()
+    assert "admin:" not in text
+    pipeline = load_pipeline(tmp_path / "p.toml")
+    assert f"flymqs://admin@{pipeline.bootstrap}?ca=ca.pem" == secured
+    assert pipeline.connection == Connection(user="admin", tls=True, ca=str(tmp_path / "ca.pem"))
+
+
+@pytest.mark.parametrize("named_by", ["flag", "variable", "context", "file"])
+@pytest.mark.parametrize("arguments", [("run", "--once"), ("rebuild", "silver/orders"), ("replay", "--topic", "gone")])
+def test_a_secured_broker_is_reached_however_it_is_named(
+    run: Run, secured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_by: str, arguments: tuple[str, ...]
+) -> None:
+    where = 'bootstrap = "127.0.0.1:1"\n'
+    options: tuple[str, ...] = ()
+    connection = ""
+    if named_by != "variable":
+        monkeypatch.delenv("PENSTOCK_SERVER")
+    if named_by == "flag":
+        options = ("--server", secured)
+    elif named_by == "context":
+        monkeypatch.delenv("PENSTOCK_PASSWORD")
+        server = secured.replace("ca=ca.pem", f"ca={tmp_path}/ca.pem")
+        run("context", "create", "prod", "--server", server, "--password-stdin", input=b"admin\n")
+        options = ("--context", "prod")
+    elif named_by == "file":
+        where = f'bootstrap = "{secured.partition("@")[2].partition("?")[0]}"\n'
+        connection = '[connection]\nuser = "admin"\nca = "ca.pem"\n'
+    file = f'name = "p"\n{where}topics = ["orders"]\ndirectory = "d"\n[bronze]\n[silver]\n{connection}'
+    (tmp_path / "p.toml").write_text(file)
+    DeltaLakeTable(None, str(tmp_path / "d" / "bronze" / "orders")).append(ids_from(0), 0, small=True)
+    command, *rest = arguments
+    refused = run(*options[:2], "pipeline", command, "p.toml", *rest, *(["--to", "x"] if command == "replay" else []))
+    assert refused.code == 1
+    expected = {
+        "run": "topic orders has no schema: register one",
+        "rebuild": "topic orders has no schema: register one",
+        "replay": "topic not found: gone",
+    }
+    assert expected[command] in refused.err, "the broker was asked"
+    wrong = run("--server", secured.replace("admin@", "admin:nope@"), "pipeline", "run", "p.toml")
+    assert (wrong.code, "nope" in wrong.err) == (1, False)
 
 
 def test_init_without_topics_takes_all_there_are(run: Run, broker: RunningBroker, tmp_path: Path) -> None:

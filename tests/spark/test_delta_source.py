@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark import delta_source
 from penstock.spark.delta_source import DeltaDataSource, DeltaStreamReader
+from penstock.spark.pipelines.progress import Counts, Progress
 from penstock.spark.pipelines.tables.delta_log import REBUILD
 
 ALL = ReadAllAvailable()
@@ -70,7 +72,7 @@ def test_every_row_comes_once_and_compactions_are_not_seen(path: str) -> None:
     DeltaTable(path).optimize.compact()
     write(path, 6)
     assert stream.run() == [4, 5, 6]
-    assert stream.offset == {"version": 6}
+    assert stream.offset == {"version": 6, "records": 6}
 
 
 def test_a_rebuild_brings_no_new_rows_and_other_changes_are_refused_or_passed_over(path: str) -> None:
@@ -96,8 +98,47 @@ def test_a_batch_has_a_bound(path: str, monkeypatch: pytest.MonkeyPatch) -> None
     stream.run()
     for number in range(1, 6):
         write(path, number)
-    assert stream.reader().latestOffset(stream.offset, ALL) == {"version": 2}
+    assert stream.reader().latestOffset(stream.offset, ALL) == {"version": 2, "records": 3}
     assert stream.run() == [1, 2, 3, 4, 5]
+
+
+def test_what_waits_is_told_in_records_and_rebuilds_and_compactions_bring_none(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_source, "COMMITS_MAX", 4)
+    write(path, 1, 2, 3)
+    stream = Stream(path)
+    stream.run()
+    progress = Progress(["gold/orders"])
+
+    def lag(start: dict[str, Any]) -> int:
+        reader = stream.reader()
+        end = reader.latestOffset(start, ALL)
+        sources = [{"endOffset": json.dumps(end), "latestOffset": json.dumps(reader.reportLatestOffset())}]
+        progress.batch("gold/orders", {"sources": sources}, Counts())
+        return progress.stages()[0].lag
+
+    assert lag(stream.offset) == 0
+    for number in range(10, 14):
+        write(path, number, number)
+    write(path, 20, 21, 22)
+    DeltaTable(path).optimize.compact()
+    write(path, 30, mode="overwrite", commit_properties=CommitProperties(custom_metadata={REBUILD: "0"}))
+    write(path, 40, 41)
+    assert lag({"version": -1}) == 0, "the first batch is the table as it is"
+    assert lag(stream.offset) == 3 + 2, "after the four commits of the batch"
+    write(path, 50)
+    assert lag(stream.offset) == 3 + 2, "four commits more are looked at"
+    old = {"version": stream.offset["version"]}
+    assert lag(old) == 3 + 2, "a checkpoint of an earlier version has no number of records"
+    stream.run()
+    assert lag(stream.offset) == 0
+    write(path, 60)
+    reader = stream.reader()
+    assert reader.reportLatestOffset() is None
+    reader.latestOffset(stream.offset, ALL)
+    write(path, 61, 62)
+    assert reader.reportLatestOffset() == {"version": 11, "records": stream.offset["records"] + 3}
 
 
 def test_columns_come_from_the_log_and_the_schema_where_a_file_has_them_not(path: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from unittest.mock import MagicMock
 
 import pytest
 
+import penstock.spark
 from penstock.errors import InvalidRequest
 from penstock.spark.loading import load_options
+from penstock.spark.options import PARALLELISM, parse_source_options
 
 
 def test_topics_are_subscribed_to() -> None:
@@ -30,6 +33,16 @@ def test_times_are_datetimes_or_milliseconds() -> None:
         "startingOffsetsByTimestampStrategy": "latest",
         "endingTimestamp": "1767225600500",
     }
+
+
+def test_tasks_are_planned_for_the_cluster_unless_the_options_say_otherwise() -> None:
+    spark = MagicMock()
+    spark.sparkContext.defaultParallelism = 48
+    options = spark.read.format.return_value.options
+    penstock.spark.load(spark, "orders", options={"minPartitions": "3"})
+    assert options.call_args.kwargs == {PARALLELISM: "48", "subscribe": "orders", "minPartitions": "3"}
+    parsed = parse_source_options(options.call_args.kwargs, streaming=False)
+    assert (parsed.parallelism, parsed.tasks_min) == (48, 3)
 
 
 def test_no_topic_is_refused() -> None:

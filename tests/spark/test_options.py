@@ -207,6 +207,7 @@ def test_the_group_is_named_after_what_is_read_unless_told_otherwise() -> None:
         ("subscribes", "option subscribes is not known: did you mean subscribe?"),
         ("startingOfsets", "did you mean startingOffsets?"),
         ("minPartition", "did you mean minPartitions?"),
+        ("parallelism", "known are assign, "),
         ("penstock.bootstap", "did you mean penstock.bootstrap?"),
         ("xyz", "known are assign, "),
         ("path", "topics are not paths"),

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from penstock.errors import DataLoss, InvalidRequest
+from penstock.spark import planner
 from penstock.spark.offsets import EARLIEST
 from penstock.spark.planner import TASK_BYTES_MAX, TASK_BYTES_MIN, Bounds, Range, Slice, Tasks, deal, plan_tasks
 from penstock.testing import RunningBroker
@@ -132,6 +133,21 @@ def test_nothing_to_read_is_no_task() -> None:
 
 
 # -- with a broker ------------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_are_for_all_processors_of_a_cluster_and_never_fewer_than_for_those_here(
+    penstock_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "TASK_BYTES_MIN", 1)
+    monkeypatch.setattr(planner, "cores", lambda: 2)
+    client = penstock_broker.connect()
+    client.create_topic("orders", 12)
+    ranges = []
+    for partition in range(12):
+        client.send_many("orders", [b"x" * 1000] * 10, partition=partition)
+        ranges.append(Range("orders", client.describe_topic("orders").config["id"], partition, 0, 10))
+    counts = [len(plan_tasks(client, ranges, Bounds(parallelism=each), fail=True)[1]) for each in (None, 1, 3, 100)]
+    assert counts == [4, 4, 6, 12]
 
 
 def test_ranges_are_cut_at_blocks(penstock_broker: RunningBroker) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import penstock.spark
 from penstock.errors import ConfigError, InvalidRequest, JavaMissing
+from penstock.spark.options import PARALLELISM
 from penstock.spark.session_options import session_defaults, with_session_defaults
 from penstock.spark.sessions import (
     JAVA_OPTIONS,
@@ -146,9 +147,20 @@ def test_a_virtual_machine_here_forks_cheaply_if_it_is_one_that_can(
 def test_on_a_cluster_the_source_is_registered(master: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     session = MagicMock()
     session.conf.get.side_effect = {"spark.master": master}.get
+    session.sparkContext.defaultParallelism = 48
     monkeypatch.setattr("penstock.spark.sessions.running_session", lambda: session)
     assert build_session() is session
-    assert session.dataSource.register.call_args_list == [call(PenstockDataSource)] * times
+    made = [each.args[0] for each in session.dataSource.register.call_args_list]
+    options = [each({"subscribe": "orders"}).options for each in made]
+    assert options == [{"subscribe": "orders", PARALLELISM: "48"}] * times
+
+
+def test_a_session_of_spark_connect_does_not_tell_how_many_tasks_run_at_once() -> None:
+    session = MagicMock()
+    del session.sparkContext
+    session.conf.get.side_effect = {}.get
+    register_source(session)
+    assert session.dataSource.register.call_args_list == [call(PenstockDataSource)]
 
 
 def test_a_session_that_names_its_broker_has_a_source_that_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +171,10 @@ def test_a_session_that_names_its_broker_has_a_source_that_knows_it(monkeypatch:
     build_session()
     [(registered,)] = [each.args for each in session.dataSource.register.call_args_list]
     assert registered.name() == "penstock"
-    assert registered({}).options == {"penstock.bootstrap": "broker:1234", "penstock.tls": "true"}
+    tasks = {PARALLELISM: str(session.sparkContext.defaultParallelism)}
+    assert registered({}).options == {"penstock.bootstrap": "broker:1234", "penstock.tls": "true", **tasks}
     own = {"PENSTOCK.Bootstrap": "other:1", "subscribe": "orders"}
-    assert registered(dict(own)).options == {"penstock.tls": "true", **own}
+    assert registered(dict(own)).options == {"penstock.tls": "true", **tasks, **own}
     assert PenstockDataSource({}).options == {}, "other sessions know nothing of it"
 
 

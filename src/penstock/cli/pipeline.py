@@ -72,6 +72,7 @@ def init(
     _check_installed()
     from penstock.cli.options import flymq_url
     from penstock.errors import InvalidRequest, TopicNotFound
+    from penstock.spark.pipelines.broker_address import broker_address
     from penstock.spark.pipelines.model import parse_pipeline
     from penstock.spark.pipelines.template import render
     from penstock.spark.pipelines.topics import fitting_topics
@@ -90,9 +91,11 @@ def init(
                 raise TopicNotFound(f"topic not found: {topic}")
             chosen += [each for each in found if each not in chosen]
         columns = {topic: _columns(client, topic) for topic in chosen}
+    broker = broker_address(flymq_url(context))
     text = render(
         name=name,
-        bootstrap=_without_password(flymq_url(context)),
+        bootstrap=broker.bootstrap,
+        connection=broker.connection,
         topics=topics,
         directory=directory or f"{name}-tables",
         table_format=table_format,
@@ -430,18 +433,20 @@ def _check_stages(stages: list[str] | None) -> None:
 
 def _addressed(context: typer.Context, pipeline: Pipeline) -> tuple[Pipeline, str | None]:
     """The pipeline with the broker that `--server` names, where it names one; and the password of its user."""
-    from penstock.cli.passwords import PASSWORD_VARIABLE, with_password
+    from penstock.cli.passwords import PASSWORD_VARIABLE, check_text
+    from penstock.spark.pipelines.broker_address import broker_address, with_broker
 
+    password = None
     url = named_server(context, in_use=False)  # the file names its broker
     if url:
-        pipeline = pipeline.model_copy(update={"bootstrap": with_password(url) if "://" in url else url})
-    elif "://" in pipeline.bootstrap:
-        pipeline = pipeline.model_copy(update={"bootstrap": with_password(pipeline.bootstrap)})
-    password = os.environ.get(PASSWORD_VARIABLE)
+        broker = broker_address(url)
+        pipeline, password = with_broker(pipeline, broker), broker.password
     user = pipeline.connection.user
-    if user is not None and password is None and sys.stdin.isatty():
-        password = typer.prompt(f"Password of {user}", hide_input=True, err=True)
-    return pipeline, password
+    if user is not None and password is None:
+        password = os.environ.get(PASSWORD_VARIABLE)
+        if password is None and sys.stdin.isatty():
+            password = typer.prompt(f"Password of {user}", hide_input=True, err=True)
+    return pipeline, password if password is None else check_text(password)
 
 
 def _columns(client: FlyMQClient, topic: str) -> dict[str, str] | None:
@@ -455,16 +460,6 @@ def _columns(client: FlyMQClient, topic: str) -> dict[str, str] | None:
         return None
     plan = Plans(client, topic, reference, LocalFiles(), os.devnull).newest()
     return {field.name: str(field.type) for field in decoder(plan).schema}
-
-
-def _without_password(url: str) -> str:
-    from urllib.parse import urlsplit, urlunsplit
-
-    parts = urlsplit(url)
-    if parts.scheme == "flymq" and "@" not in parts.netloc and not parts.query:
-        return parts.netloc
-    user, at, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=user.partition(":")[0] + at + host))
 
 
 def _time_ms(text: str | None, flag: str) -> int | None:

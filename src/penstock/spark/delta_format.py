@@ -1,4 +1,4 @@
-"""The name of the source that reads Delta tables without a jar, and how a session gets it."""
+"""The names that belong to the source that reads Delta tables without a jar, and how a session gets it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FORMAT: Final = "penstock-delta"
+VERSION: Final = "version"
+"""In the position of a stream: the version of the table that it has read."""
+RECORDS: Final = "records"
+"""In the position of a stream: how many records the stream has up to there. What the number grows by is what it has read."""
 STORAGE_PREFIX: Final = "storage.secret."
 """Of options that are passed on to the deltalake library. Spark shows no option of such a name in plans and event logs."""
 

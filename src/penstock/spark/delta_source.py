@@ -1,8 +1,9 @@
 """`spark.readStream.format("penstock-delta")`: a Delta table as a table and as a stream, without a Delta jar.
 
 The position in a stream is a version of the table. The first batch is the table as it is; later ones are the files that commits have added
-since. A compaction moves rows and adds none, so it is not seen. Neither is a rebuild by a pipeline, which decodes the same records again.
-Any other commit that takes rows away cannot be a part of a stream of rows, and is an error, or passed over with `ignoreChanges`.
+since. With the version goes the number of records up to there, so that whoever watches the stream knows how many wait. A compaction moves
+rows and adds none, so it is not seen. Neither is a rebuild by a pipeline, which decodes the same records again. Any other commit that takes
+rows away cannot be a part of a stream of rows, and is an error, or passed over with `ignoreChanges`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from penstock.errors import ConfigError, InvalidRequest
-from penstock.spark.delta_format import FORMAT, STORAGE_PREFIX
+from penstock.spark.delta_format import FORMAT, RECORDS, STORAGE_PREFIX, VERSION
 from penstock.spark.option_values import flag
 from penstock.spark.pipelines.files import is_url
-from penstock.spark.pipelines.tables.delta_log import AddedFile, DeltaLog, total_bytes
+from penstock.spark.pipelines.tables.delta_log import AddedFile, Commit, DeltaLog, total_bytes, total_rows
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -29,14 +30,13 @@ if TYPE_CHECKING:
 BATCH_BYTES_MAX: Final = 1 << 30
 """Of files, after which a micro-batch takes no further commit."""
 COMMITS_MAX: Final = 1000
-"""Per micro-batch."""
+"""Per micro-batch; and as many after it are looked at to tell how many records wait."""
 TASK_BYTES: Final = 32 << 20
 TASK_FILES_MAX: Final = 100
 ROWS_MAX: Final = 10_000
 """Per Arrow batch that goes to Spark."""
 IDLE_WAIT_S: Final = 0.2
 LOOK_EVERY_S: Final = 0.02
-VERSION: Final = "version"
 NOTHING_READ: Final = -1
 
 
@@ -100,7 +100,10 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ignore_changes = ignore_changes
         self._target: int | None = None
         """Where `Trigger.AvailableNow` ends."""
-        self._seen = NOTHING_READ
+        self._planned: dict[str, Any] | None = None
+        """Where the last micro-batch ends; None before this reader was asked for one."""
+        self._ahead: dict[int, _Amount] = {}
+        """What is in the commits after that, by version."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         return {VERSION: NOTHING_READ}
@@ -115,26 +118,53 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         before = _version(start)
         if before == NOTHING_READ:
-            version = self._target if self._target is not None else self._log.version()
-            self._seen = NOTHING_READ if version is None else version
-            if version is None:
-                time.sleep(IDLE_WAIT_S)
-            return {VERSION: self._seen}
-        if self._seen == NOTHING_READ:
-            # Once, when a query continues: only here can it turn out that the log no longer has what comes next.
-            self._check_log_has(before)
+            self._planned = self._whole_table() or start
+        else:
+            if self._planned is None:
+                # Once, when a query continues: only here can it turn out that the log no longer has what comes next.
+                self._check_log_has(before)
+            self._planned = self._with_commits(start, before)
+        return self._planned
+
+    def _whole_table(self) -> dict[str, Any] | None:
+        version = self._target if self._target is not None else self._log.version()
+        if version is None:
+            time.sleep(IDLE_WAIT_S)
+            return None
+        if version == NOTHING_READ:
+            return None
+        return {VERSION: version, RECORDS: total_rows(self._log.files(version))}
+
+    def _with_commits(self, start: dict[str, Any], before: int) -> dict[str, Any]:
         last = before
-        size_bytes = 0
+        size_bytes, records = 0, _records(start)
         while last - before < COMMITS_MAX and size_bytes < BATCH_BYTES_MAX:
             if last == self._target or not self._is_there(last + 1, wait=last == before):
                 break
             last += 1
-            size_bytes += total_bytes(self._log.commit(last).added)
-        self._seen = max(self._seen, last)
-        return start if last == before else {VERSION: last}
+            amount = self._amount(last)
+            size_bytes += amount.size_bytes
+            records += amount.records
+        return start if last == before else {VERSION: last, RECORDS: records}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        return {VERSION: self._seen}
+        """Return how far the table is, looking at `COMMITS_MAX` commits at most after the micro-batch."""
+        if self._planned is None or (planned := _version(self._planned)) == NOTHING_READ:
+            return self._planned
+        self._ahead = {version: amount for version, amount in self._ahead.items() if version > planned}
+        last, records = planned, _records(self._planned)
+        while last - planned < COMMITS_MAX and (last + 1 in self._ahead or self._log.has(last + 1)):
+            last += 1
+            records += self._amount(last).records
+        return self._planned if last == planned else {VERSION: last, RECORDS: records}
+
+    def _amount(self, version: int) -> _Amount:
+        found = self._ahead.get(version)
+        if found is None:
+            commit = self._log.commit(version)
+            found = _Amount(total_bytes(commit.added), total_rows(_new_files(commit)))
+            self._ahead[version] = found
+        return found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         first, last = _version(start), _version(end)
@@ -145,14 +175,12 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         files: list[AddedFile] = []
         for version in range(first + 1, last + 1):
             commit = self._log.commit(version)
-            if commit.is_rebuild:
-                continue
-            if commit.deletes and not self._ignore_changes:
+            if commit.deletes and not commit.is_rebuild and not self._ignore_changes:
                 raise InvalidRequest(
                     f"version {version} of table {self._log.path} changes or deletes rows, which a stream of rows cannot tell: read the "
                     "topic instead, or pass over such versions with the option ignoreChanges"
                 )
-            files += () if commit.deletes else commit.added
+            files += _new_files(commit)
         return _tasks(files)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -179,6 +207,19 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return False
             time.sleep(LOOK_EVERY_S)
         return True
+
+
+class _Amount(NamedTuple):
+    """What a commit brings."""
+
+    size_bytes: int
+    records: int
+    """Those that a stream gets."""
+
+
+def _new_files(commit: Commit) -> tuple[AddedFile, ...]:
+    """The files of a commit whose rows are new to a stream."""
+    return () if commit.is_rebuild or commit.deletes else commit.added
 
 
 def read_files(log: DeltaLog, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -250,6 +291,11 @@ def _version(offset: Mapping[str, Any]) -> int:
             'set from = "topic" as it was, or give it another name'
         )
     return version
+
+
+def _records(offset: Mapping[str, Any]) -> int:
+    """Checkpoints of earlier versions have no such number: they count from 0."""
+    return int(offset.get(RECORDS, 0))
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidRequest
+from penstock.spark.sessions import parallelism_option
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +55,8 @@ def load_topics(
     columns: Sequence[str] | None,
     options: Mapping[str, str],
 ) -> DataFrame:
-    reader = spark.read.format("penstock").options(**load_options(topics, partitions, since, until), **options)
+    chosen = {**parallelism_option(spark), **load_options(topics, partitions, since, until)}
+    reader = spark.read.format("penstock").options(**chosen, **options)
     if columns is not None:
         from penstock.spark.schema import SPARK_TYPES, chosen_schema
 

@@ -9,6 +9,8 @@ from penstock.errors import InvalidRequest
 from penstock.units import parse_duration_ms, parse_size
 
 _FLAGS = {"true": True, "false": False}
+INTERNAL_PREFIX = "penstock.internal."
+"""Of options that this package gives itself, and that nobody is told of."""
 _KAFKA_PREFIXES = ("kafka.", "kafkaconsumer.", "fetchoffset.", "partition.metadata.cache.")
 
 
@@ -67,7 +69,7 @@ def check_names(given: Iterable[str], known: Iterable[str], elsewhere: Mapping[s
     by_lower = {name.lower(): name for name in known}
     for name in given:
         lower = name.lower()
-        if lower in by_lower:
+        if lower in by_lower or lower.startswith(INTERNAL_PREFIX):
             continue
         if lower in elsewhere:
             raise InvalidRequest(f"option {name}: {elsewhere[lower]}")

@@ -17,8 +17,10 @@ from penstock.clients.arguments import check_topic
 from penstock.errors import InvalidRequest
 from penstock.spark.connection import CONNECTION_OPTIONS, ConnectionSettings, connection_settings
 from penstock.spark.offsets import EARLIEST, LATEST, OFFSET_KEYS, Epochs, Positions, StreamOffset
-from penstock.spark.option_values import check_names, duration_ms, flag, number, size
+from penstock.spark.option_values import INTERNAL_PREFIX, check_names, duration_ms, flag, number, size
 
+PARALLELISM: Final = f"{INTERNAL_PREFIX}parallelism"
+"""How many tasks the session's executors run at once: the process that plans sees the processors of the driver."""
 POLL_WAIT_MS_DEFAULT: Final = 200
 POLL_WAIT_MS_MAX: Final = 500
 TRIGGER_DELAY_MS_DEFAULT: Final = 15 * 60_000
@@ -112,6 +114,7 @@ class SourceOptions:
     tasks_min: int | None
     task_records_max: int | None
     task_bytes_max: int | None
+    parallelism: int | None
     include_headers: bool
     fail_on_data_loss: bool
     group: str | None
@@ -155,6 +158,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         tasks_min=number(given, "minPartitions"),
         task_records_max=number(given, "maxRecordsPerPartition"),
         task_bytes_max=size(given, "maxBytesPerPartition"),
+        parallelism=number(given, PARALLELISM),
         include_headers=flag(given, "includeHeaders", default=False),
         fail_on_data_loss=flag(given, "failOnDataLoss", default=True),
         group=_group(given, subscription),

@@ -2,7 +2,8 @@
 
 The broker tells where blocks lie; a range is cut at blocks into pieces, and consecutive pieces are dealt out to tasks. A task costs
 Spark tens of milliseconds however little it reads, so small ranges of several partitions share one, and a task has some megabytes at
-least where there are as many. Cores are those of the machine that plans; `minPartitions` is for those who have more.
+least where there are as many. There are tasks for the processors of the machine that plans, or for all of the cluster where they are known
+and more.
 
 With the places the broker tells what it still holds, at that very moment: here is found out what of a range is gone already. What goes
 later is for the task that reads it.
@@ -91,6 +92,8 @@ class Bounds(NamedTuple):
     tasks_min: int | None = None
     task_records_max: int | None = None
     task_bytes_max: int | None = None
+    parallelism: int | None = None
+    """How many tasks run at once; None: as many as this machine has processors."""
 
 
 Tasks = list[tuple[Slice, ...]]
@@ -119,7 +122,7 @@ def plan_tasks(client: FlyMQClient, ranges: Sequence[Range], bounds: Bounds, *, 
     for each in left:
         slices.append(Slice(*each, size_bytes=(each.end_offset - each.offset) * _RECORD_BYTES_ASSUMED))
     slices.sort(key=lambda each: (each.topic, each.partition, each.offset))
-    return files, deal(slices, bounds, cores())
+    return files, deal(slices, bounds, max(cores(), bounds.parallelism or 0))
 
 
 def cores() -> int:

@@ -228,11 +228,20 @@ def register_source(session: SparkSession) -> None:
     """See `penstock.spark.register`."""
     from penstock.spark.source import PenstockDataSource
 
-    defaults = session_defaults(session)
+    defaults = {**session_defaults(session), **parallelism_option(session)}
     hold_password(session)
     # Made here, so that Spark sends it with what it holds instead of by its name.
     made = type(PenstockDataSource.__name__, (PenstockDataSource,), {"defaults": defaults}) if defaults else None
     session.dataSource.register(made or PenstockDataSource)
+
+
+def parallelism_option(session: SparkSession) -> dict[str, str]:
+    """Return the option that tells the source how many tasks run at once, as far as executors have registered."""
+    from penstock.spark.options import PARALLELISM
+
+    # Of a Spark Connect server a session does not tell.
+    context = getattr(session, "sparkContext", None)
+    return {} if context is None else {PARALLELISM: str(context.defaultParallelism)}
 
 
 def with_source(session: SparkSession) -> SparkSession:

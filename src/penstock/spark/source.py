@@ -128,7 +128,7 @@ def planned(
         for topic, numbers in sorted(end.items())
         for index, offset in sorted(numbers.items())
     ]
-    bounds = Bounds(options.tasks_min, options.task_records_max, options.task_bytes_max)
+    bounds = Bounds(options.tasks_min, options.task_records_max, options.task_bytes_max, options.parallelism)
     client = pooled_client(options.connection)
     files, tasks = plan_tasks(client, ranges, bounds, fail=options.fail_on_data_loss)
     return [SliceTask(files, slices) for slices in tasks]

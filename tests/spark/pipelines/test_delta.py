@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
+from bench.driver_rows import Rows
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.pipelines.tables import delta as module
 from penstock.spark.pipelines.tables.data_files import write_data_files
@@ -378,6 +379,38 @@ def test_rows_are_replaced_by_key_and_a_batch_changes_them_once(path: str, monke
     monkeypatch.setattr(module, "merge_rows", merge_late)
     table.merge(accounts((1, "y")), keys(), ["Account No"], 3)
     assert owners(path) == {1: "x", 2: "B"}, "of two runs of one batch, the first counts"
+
+
+@pytest.mark.parametrize("partition_by", [[], ["country"]])
+def test_readers_see_each_batch_of_changes_at_once(path: str, partition_by: list[str]) -> None:
+    def batch(rows: list[tuple[Any, ...]], *deleted: int) -> None:
+        schema = pa.schema([("id", pa.int64()), ("key", pa.binary()), ("country", pa.string()), ("owner", pa.string())])
+        columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+        changes: Any = Rows(pa.table(arrays, schema=schema))
+        table = DeltaLakeTable(None, path, partition_by=partition_by)
+        number = len(states)
+        table.claim("query-1", number, "checkpoint")
+        table.merge(changes, keys(*deleted), ["country", "id"], number)
+        states.append(found(DeltaTable(path)))
+
+    def found(delta: DeltaTable) -> dict[int, str]:
+        return {row["id"]: row["owner"] for row in delta.to_pyarrow_table().to_pylist()}
+
+    states: list[dict[int, str]] = []
+    # The last as of before the table had a key, which it has no value for.
+    batch(
+        [(1, b"1", "DE", "a"), (2, b"2", "FR", "b"), (3, b"3", "DE", "c"), (4, b"3", "FR", "d"), (6, b"6", None, "f")]
+    )
+    batch([(1, b"1", "DE", "A"), (5, b"5", "FR", "e")], 1, 2, 9)
+    assert states[-1] == {1: "A", 3: "c", 4: "d", 5: "e", 6: "f"}, "1 was deleted, and then written again"
+    batch([], 3, 6)
+    assert states[-1] == {1: "A", 5: "e"}, "both rows of one record, and the one without a country"
+    batch([], 3)
+    batch([(3, b"7", "DE", "C")], 5)
+    assert states[-1] == {1: "A", 3: "C"}
+    versions = [found(DeltaTable(path, version=version)) for version in range(DeltaTable(path).version() + 1)]
+    assert versions == states
 
 
 def test_every_row_is_replaced_only_if_nothing_was_committed_meanwhile(path: str) -> None:

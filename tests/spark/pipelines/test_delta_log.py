@@ -60,4 +60,4 @@ def test_names_in_a_commit_are_those_of_files() -> None:
     commit = parse_commit(
         7, '{"add": {"path": "country=F%252FR/a.parquet", "size": 3, "partitionValues": {"country": "F/R"}}}'
     )
-    assert commit.added[0] == ("country=F%2FR/a.parquet", 3, {"country": "F/R"})
+    assert commit.added[0] == ("country=F%2FR/a.parquet", 3, {"country": "F/R"}, 0)

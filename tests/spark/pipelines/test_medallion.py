@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from penstock.errors import ConfigError
 from penstock.spark.pipelines import rebuild
@@ -101,6 +102,47 @@ def test_a_rebuild_beside_a_running_pipeline_neither_loses_nor_doubles_a_batch(b
     assert len(made.places()) == made.rows("bronze").num_rows == 100
 
 
+@pytest.mark.parametrize(("key", "chunk_bytes"), [([], 1), ([], 1 << 20), (["id"], 1)])
+def test_batches_that_silver_lacks_are_added_by_a_rebuild_as_new_rows(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch, key: list[str], chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(rebuild, "CHUNK_BYTES", chunk_bytes)
+    made = bench(bronze={}, silver={"key": key})
+    view = made.topic.replace("-", "_")
+    gold = [] if key else [{"name": "all", "sql": f"SELECT id, timestamp FROM {view}"}]
+    whole = made.pipeline.model_validate({**made.pipeline.model_dump(), "gold": gold})
+    bronze_alone = made.pipeline.model_copy(update={"silver": None})
+    sent = missed = 0
+
+    def send() -> None:
+        nonlocal sent
+        made.client.send_many(made.topic, [order(n) for n in range(sent, sent + 10)])
+        sent += 10
+
+    for missing in (1, 3):
+        send()
+        made.pipeline = whole
+        last = next(stage for stage in made.run_once().stages if stage.name.startswith("silver")).batch_id
+        made.pipeline = bronze_alone
+        for _ in range(missing):
+            send()
+            made.client.send(made.topic, b"nonsense")
+            made.run_once()
+        missed += missing
+        made.pipeline = whole
+        send()
+        failed = made.run(once=True)()
+        assert f"lacks batches {last + 1} to {last + missing}" in failed.message
+        done = rebuilt(made)
+        assert (done.batch, done.rows) == (last + missing, sent - 10)
+        made.run_once()
+        assert made.ids() == list(range(sent))
+        assert made.rows("rejects")["value"].to_pylist() == [b"nonsense"] * missed
+        assert done.rejects == len(made.rows("rejects"))
+        if gold:
+            assert sorted(made.rows("gold", "all")["id"].to_pylist()) == list(range(sent)), "silver as a stream"
+
+
 def test_rows_by_key_with_expectations_in_partitions(bench: MakeBench) -> None:
     rules = {
         "key": ["id"],
@@ -150,6 +192,10 @@ def test_rows_by_key_with_expectations_in_partitions(bench: MakeBench) -> None:
     send(None, 5)
     made.run_once()
     assert set(found()) == {1, 3, 4, 6}
+    path = made.table("silver").path
+    versions = [DeltaTable(path, version=version) for version in range(DeltaTable(path).version() + 1)]
+    seen = [set(version.to_pyarrow_table()["id"].to_pylist()) for version in versions]
+    assert seen == [set(first), set(second), set(second), {1, 3, 4, 6}], "a reader sees whole batches, and the rebuild"
     assert made.table("bronze").read().where("date IS NOT NULL").count() == 16
     made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), "silver": {"key": ["id"]}})
     send(order(9), 9)
@@ -185,6 +231,7 @@ def test_gold_reads_silver_and_tells_of_rows_that_are_late_or_from_the_future(be
     assert made.rows("silver").num_rows == 34
     offsets = Path(made.pipeline.checkpoint("gold", "windows"), "offsets", "0").read_text()
     assert '"version"' in offsets, "a version of silver, no offset of the topic"
+    assert {stage.lag for stage in made.batches if stage.name == "gold/windows"} == {0}, "Spark tells what silver has"
 
 
 def test_a_table_that_cannot_be_remade_says_why(bench: MakeBench) -> None:

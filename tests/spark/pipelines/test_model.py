@@ -107,6 +107,14 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
         ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\ntopic = "t"', "which the pipeline reads"),
         ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\n[[gold]]\nname = "g"\nsql = "y"', "have one name"),
         ("[bronze]|[bronze", "not valid TOML"),
+        (
+            'directory = "d"|directory = "d"\nbootstrap = "flymq://ada@host"',
+            "pipeline.toml: bootstrap: write host:port",
+        ),
+        (
+            'directory = "d"|directory = "d"\nbootstrap = "flymqs://host?ca=ca.pem"',
+            "pipeline.toml: bootstrap: write host:port",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, change: str, message: str) -> None:
@@ -193,6 +201,11 @@ def test_a_user_needs_a_password_from_the_environment(tmp_path: Path) -> None:
         pipeline.connection_settings(None)
     settings = pipeline.connection_settings("secret")
     assert (settings.user, settings.password) == ("ada", "secret")
+
+
+def test_files_of_tls_are_beside_the_file(tmp_path: Path) -> None:
+    pipeline = load_pipeline(write(tmp_path, SMALL + '[connection]\nca = "tls/ca.pem"\nkey = "/etc/key.pem"\n'))
+    assert (pipeline.connection.ca, pipeline.connection.key) == (f"{tmp_path.resolve()}/tls/ca.pem", "/etc/key.pem")
 
 
 def test_names_of_topics_are_one_level_of_a_path() -> None:

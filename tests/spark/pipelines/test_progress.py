@@ -51,6 +51,19 @@ def test_without_a_look_at_the_log_the_lag_is_what_it_was() -> None:
     assert stage.lag == 5
 
 
+def test_the_lag_of_a_table_is_in_records_and_adds_up_over_the_views_of_a_query() -> None:
+    progress = Progress(["gold/revenue"])
+    sources = [
+        {"endOffset": '{"version": 3, "records": 500}', "latestOffset": '{"version": 9, "records": 1400}'},
+        {"endOffset": '{"version": 7}', "latestOffset": {"version": 8, "records": 20}},
+        *said()["sources"],
+    ]
+    progress.batch("gold/revenue", said(sources=sources), Counts())
+    assert progress.stages()[0].lag == 900 + 20 + 5
+    progress.batch("gold/revenue", said(sources=[{**sources[0], "latestOffset": None}]), Counts())
+    assert progress.stages()[0].lag == 925, "nobody has looked"
+
+
 def test_offsets_that_are_none_of_ours_are_passed_over() -> None:
     progress = Progress(["s"])
     sources = [

@@ -86,11 +86,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcom
         later: tuple[Stage, ...] = (),
         stop_when: Any = None,
         pause_s: float = 0.0,
+        spark: Any = None,
         **settings: Any,
     ) -> Outcome:
         values = {"name": "sales", "topics": ["orders*"], "directory": str(tmp_path), "bronze": {}}
         client: Any = MagicMock()
-        spark: Any = MagicMock()
+        spark = spark or MagicMock()
         client.pipelines.report.return_value = False
         made = Run(Pipeline.model_validate(values), spark, client, **settings)
         waiting = list(later)
@@ -113,6 +114,23 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcom
 def test_a_run_ends_when_every_query_has(run: Callable[..., Outcome]) -> None:
     outcome = run(Stage("bronze/a", Query()), Stage("bronze/b", Query()), once=True)
     assert (outcome.state, [stage.state for stage in outcome.stages]) == ("finished", ["finished", "finished"])
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [("local[2]", ["stage"]), ("spark://head:7077", ["task", "stage"]), ("yarn", ["task", "stage"])],
+)
+def test_on_a_cluster_a_task_has_run_before_batches_are_planned(
+    run: Callable[..., Outcome], master: str, expected: list[str]
+) -> None:
+    done: list[str] = []
+    spark = MagicMock()
+    spark.conf.get.side_effect = {"spark.master": master}.get
+    spark.range.return_value.count.side_effect = lambda: done.append("task")
+    run(Stage("bronze/a", Query(), on_start=lambda times: done.append("stage")), once=True, spark=spark)
+    assert done == expected
+    spark.range.return_value.count.side_effect = RuntimeError("the cluster has gone")
+    assert run(Stage("bronze/a", Query()), once=True, spark=spark).state == "finished", "it is for the queries to tell"
 
 
 def test_who_reads_tables_to_their_end_begins_when_they_are_written(run: Callable[..., Outcome]) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.spark.pipelines.model import Pipeline, load_pipeline, parse_pipeline
+import pytest
+
+from penstock.spark.pipelines.model import Connection, Pipeline, load_pipeline, parse_pipeline
 from penstock.spark.pipelines.template import Columns, render
 from penstock.spark.pipelines.views import mentions, view_names
 
+NOBODY = Connection()
 
-def rendered(tmp_path: Path, columns: dict[str, Columns | None]) -> Pipeline:
+
+def rendered(tmp_path: Path, columns: dict[str, Columns | None], connection: Connection = NOBODY) -> Pipeline:
     file = tmp_path / "p.toml"
     file.write_text(
         render(
             name="p",
             bootstrap="127.0.0.1:9092",
+            connection=connection,
             topics=list(columns),
             directory="p-tables",
             table_format="delta",
@@ -41,6 +46,18 @@ def test_without_a_schema_records_are_counted_and_passed_on(tmp_path: Path) -> N
     assert pipeline.silver is not None
     assert pipeline.silver.without_schema == "pass"
     assert pipeline.gold[0].event_time == "timestamp"
+
+
+@pytest.mark.parametrize(
+    "connection",
+    [
+        NOBODY,
+        Connection(tls=True),
+        Connection(user='a "lady"', tls=True, ca="/etc/ca.pem", cert="/etc/cert.pem", key="/etc/key.pem"),
+    ],
+)
+def test_how_the_broker_is_reached_is_in_the_file(tmp_path: Path, connection: Connection) -> None:
+    assert rendered(tmp_path, {"orders": None}, connection).connection == connection
 
 
 def test_views_need_no_quotes_and_are_different() -> None:
@@ -82,6 +99,7 @@ def test_a_pattern_stays_one_and_the_query_is_over_the_first_topic_it_fits(tmp_p
     text = render(
         name="p",
         bootstrap="127.0.0.1:9092",
+        connection=NOBODY,
         topics=["orders-*"],
         directory="p-tables",
         table_format="delta",

@@ -209,6 +209,16 @@ class Pipeline(Section):
             )
         return value
 
+    @field_validator("bootstrap")
+    @classmethod
+    def _is_no_secret(cls, bootstrap: str) -> str:
+        if "@" in bootstrap or "?" in bootstrap:
+            raise ValueError(
+                "write host:port or flymqs://host:port, and under [connection] the user and the files of TLS; the password comes from "
+                "PENSTOCK_PASSWORD"
+            )
+        return bootstrap
+
     @field_validator("topics")
     @classmethod
     def _are_topics(cls, topics: list[str]) -> list[str]:
@@ -357,7 +367,10 @@ def parse_pipeline(data: bytes, file: Path) -> Pipeline:
         raise ConfigError("\n".join(messages.describe(error, Pipeline, lambda path: str(file)))) from None
     found = {"directory": pipeline.directory, "checkpoints": pipeline.checkpoints}
     paths = {name: _absolute(value, file) for name, value in found.items() if value is not None and not is_url(value)}
-    return pipeline.model_copy(update=paths)
+    given = pipeline.connection
+    tls_files = {name: getattr(given, name) for name in ("ca", "cert", "key")}
+    tls_paths = {name: _absolute(value, file) for name, value in tls_files.items() if value is not None}
+    return pipeline.model_copy(update={**paths, "connection": given.model_copy(update=tls_paths)})
 
 
 def _absolute(path: str, file: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.errors import InvalidRequest
 from penstock.protocols.flymq.operations.spark import StageReport
+from penstock.spark.delta_format import RECORDS, VERSION
 from penstock.spark.offsets import Positions, StreamOffset, is_start
 
 FUTURE: Final = "future"
@@ -92,9 +93,9 @@ class Progress:
         durations = said.get("durationMs") or {}
         with self._lock:
             before = self._stages[name]
-            ends, latest = _positions(said, "endOffset"), _positions(said, "latestOffset")
+            ends = _positions(said, "endOffset")
             # A batch that is done again tells where it ends, and nobody has looked yet where the log does.
-            lag = _lag(ends, latest) if ends and latest else before.lag
+            lag = _lag(said, before.lag)
             if "addBatch" not in durations:
                 self._stages[name] = replace(before, lag=lag, rows_per_s=0.0)
                 return None
@@ -129,17 +130,23 @@ def _from_the_future(said: Mapping[str, Any]) -> int:
     return sum(int((metrics or {}).get(FUTURE) or 0) for metrics in observed.values())
 
 
+def _lag(said: Mapping[str, Any], otherwise: int) -> int:
+    """How many records wait, over all sources: offsets of topics, and rows of tables."""
+    ends, latest = _positions(said, "endOffset"), _positions(said, "latestOffset")
+    lags = [_records_between(ends, latest)] if ends and latest else []
+    for source in said.get("sources") or ():
+        read, there = (_rows_up_to(_offset(source, which)) for which in ("endOffset", "latestOffset"))
+        if read is not None and there is not None:
+            lags.append(max(0, there - read))
+    return sum(lags) if lags else otherwise
+
+
 def _positions(said: Mapping[str, Any], which: str) -> Positions:
     """Over all sources of a query."""
     found: dict[str, Mapping[int, int]] = {}
     for source in said.get("sources") or ():
-        offset = source.get(which)
-        if isinstance(offset, str):
-            try:
-                offset = json.loads(offset)
-            except ValueError:
-                continue
-        if not isinstance(offset, Mapping) or is_start(offset):
+        offset = _offset(source, which)
+        if offset is None or is_start(offset):
             continue
         try:
             found |= StreamOffset.decode(offset).positions
@@ -148,7 +155,24 @@ def _positions(said: Mapping[str, Any], which: str) -> Positions:
     return found
 
 
-def _lag(ends: Positions, latest: Positions) -> int:
+def _offset(source: Mapping[str, Any], which: str) -> Mapping[str, Any] | None:
+    offset = source.get(which)
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            return None
+    return offset if isinstance(offset, Mapping) else None
+
+
+def _rows_up_to(offset: Mapping[str, Any] | None) -> int | None:
+    """Of a table, from its first row; None if the offset is none of a table."""
+    if offset is None or not isinstance(offset.get(VERSION), int):
+        return None
+    return int(offset.get(RECORDS) or 0)
+
+
+def _records_between(ends: Positions, latest: Positions) -> int:
     return sum(
         max(0, end - ends.get(topic, {}).get(partition, 0))
         for topic, numbers in latest.items()

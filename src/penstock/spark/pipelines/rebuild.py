@@ -5,6 +5,9 @@ the number N, from the handle that N was read with. If the query has added batch
 too, and the commit tried again. If the rebuild came first, the query's own commit is refused, and it adds N+1 to the new rows. Nothing
 depends on the topic, which may have lost the records long ago. Readers see the old rows or the new ones.
 
+Silver may lack batches that the query has finished: it did them while the file had no silver. Those are added after the replacement, each
+commit with its number, as the query would have: a stream of the table passes over the replacement, and reads them as new rows.
+
 The work is done in chunks, and a note of each is kept beside the checkpoints, so a rebuild that was killed continues where it was.
 """
 
@@ -26,7 +29,9 @@ from penstock.spark.pipelines.files import Files, is_url
 from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.spark.pipelines.model import Pipeline, Rules
 from penstock.spark.pipelines.opening import open_table
+from penstock.spark.pipelines.progress import Counts
 from penstock.spark.pipelines.rebuild_hold import ask_to_wait, rebuild_directory
+from penstock.spark.pipelines.schemas import finished_batch
 from penstock.spark.pipelines.silver import latest_changes, silver_columns, sorted_records
 from penstock.spark.pipelines.tables.data_files import DataFile
 from penstock.spark.pipelines.tables.delta import DeltaLakeTable
@@ -53,7 +58,7 @@ class Rebuilt:
     rejects: int
     dropped: int
     batch: int
-    """Up to which silver was remade; the query adds what comes after it."""
+    """The last in silver now; the query adds what comes after it."""
     chunks: int
     resumed: int
     """Chunks that an earlier attempt had done."""
@@ -90,10 +95,13 @@ class Rebuild:
         self._on_chunk = on_chunk
         self._rules = Rules() if pipeline.silver is None else pipeline.silver.rules(topic)
         self._notes = rebuild_directory(pipeline, topic)
+        self._checkpoint = pipeline.checkpoint(TOPICS, topic)
         self._bronze, self._silver, self._rejects = (
             _delta(open_table(pipeline, kind, topic, spark)) for kind in ("bronze", "silver", "rejects")
         )
         self._resumed = 0
+        self._finished: int | None = None
+        """The last batch that the query has finished."""
 
     def __call__(self) -> Rebuilt:
         with ExitStack() as stack:
@@ -101,30 +109,30 @@ class Rebuild:
                 advice = "let that rebuild finish, or end it; this one then goes on where it was"
                 stack.enter_context(DirectoryLock(Path(self._notes), advice))
             query = query_of(self._files, self._pipeline, self._topic)
+            # Read before silver is: a batch counts as finished when silver has it, so one that silver still lacks is missing.
+            self._finished = finished_batch(self._files, self._checkpoint)
             batch, chunks, version = self._replace_silver(query)
             self._replace_rejects(query, batch, chunks, version)
+            rejects, dropped = sum(chunk.rejected for chunk in chunks), sum(chunk.dropped for chunk in chunks)
             rows = sum(each.rows for each in self._committed)
+            if self._finished is not None and self._finished > batch:
+                added = self._add_missing(query, version, self._finished)
+                batch, rows = self._finished, self._silver.row_count()
+                rejects, dropped = rejects + added.rejects, dropped + added.dropped
             self._files.remove(self._notes)
-        return Rebuilt(
-            rows,
-            sum(chunk.rejected for chunk in chunks),
-            sum(chunk.dropped for chunk in chunks),
-            batch,
-            len(chunks),
-            self._resumed,
-        )
+        return Rebuilt(rows, rejects, dropped, batch, len(chunks), self._resumed)
 
     # -- silver -----------------------------------------------------------------------------------------------------------
 
     def _replace_silver(self, query: str) -> tuple[int, list[Chunk], int]:
         """Returns the batch, what was decoded, and the version of bronze that it was decoded from."""
         log = self._bronze.log
-        version = self._base(log, query)
+        version = self._base(query)
         chunks = self._decoded(log.files(version))
         for attempt in range(ATTEMPTS_MAX):
             handle = self._silver.handle()
             batch = self._batch_to_reach(handle, query)
-            wanted = log.version_of_batch(query, batch)
+            wanted = self._version_of_batch(query, batch)
             if wanted != version:
                 chunks += self._decoded(added_files(log, version, wanted))
                 version = wanted
@@ -144,26 +152,56 @@ class Rebuild:
         )
 
     def _batch_to_reach(self, handle: Any | None, query: str) -> int:
-        """The batch that silver is at. Where it lacks batches, nobody adds them, and it is the one that bronze is at."""
+        """The batch that silver is at. One that does not exist is made of all that is finished; the rest is for the query to add."""
         bronze = self._bronze.last_batch(query)
         if bronze is None:
             raise ConfigError(
                 f"table {self._bronze.path} does not belong to the checkpoint of the pipeline: put back what it was written with"
             )
-        silver: int | None = None if handle is None else handle.transaction_version(query)
-        if handle is not None and silver is None:
+        if handle is None:
+            return bronze if self._finished is None else self._finished
+        silver: int | None = handle.transaction_version(query)
+        if silver is None:
             raise ConfigError(
                 f"table {self._silver.path} was not written by this pipeline, and is not replaced: remove it first"
             )
-        return silver if silver is not None and silver >= bronze - 1 else bronze
+        return silver
 
-    def _base(self, log: DeltaLog, query: str) -> int:
+    def _version_of_batch(self, query: str, batch: int) -> int:
+        """The version of bronze that has the batches up to this one."""
+        try:
+            return self._bronze.log.version_of_batch(query, batch)
+        except ConfigError as error:
+            raise ConfigError(
+                f"the log of table {self._bronze.path} no longer says which rows came after batch {batch}, the last in table "
+                f"{self._silver.path}: remove that table, and the tables and checkpoints of gold that reads it, and run this again"
+            ) from error
+
+    def _add_missing(self, query: str, version: int, finished: int) -> Counts:
+        """Add the batches after those of a version of bronze that the query has finished without this table. Returns what is not in it."""
+        counts = Counts()
+        for files, batch in finished_files(self._bronze.log, query, version, self._version_of_batch(query, finished)):
+            for table in (self._silver, self._rejects):
+                table.claim(query, batch, self._checkpoint, every_batch=False)
+            rows = self._read_back(self._bronze, files, chosen_schema(RAW_COLUMNS))
+            with sorted_records(rows, self._plan, self._rules) as records:
+                if records.rejected is not None:
+                    self._rejects.append(records.rejected, batch)
+                if records.tombstones is None:
+                    self._silver.append(records.fitting, batch)
+                else:
+                    changed = latest_changes(records.fitting, records.tombstones, self._rules.key)
+                    self._silver.merge(changed.rows, changed.deleted, self._rules.key, batch)
+                counts = Counts(counts.rejects + records.rejects, counts.dropped + records.dropped)
+        return counts
+
+    def _base(self, query: str) -> int:
         """The version of bronze to begin with: that of an earlier attempt, if its work can be used."""
         note = f"{self._notes}/begun.json"
         found = self._files.read(note)
         begun = {} if found is None else json.loads(found)
         identity = self._identity(query)
-        version = log.version_of_batch(query, self._batch_to_reach(self._silver.handle(), query))
+        version = self._version_of_batch(query, self._batch_to_reach(self._silver.handle(), query))
         young = time.time() - begun.get("at_s", 0) < RESUME_S_MAX
         if young and begun["identity"] == identity and begun["version"] <= version:
             return int(begun["version"])
@@ -296,6 +334,21 @@ def check_rebuildable(pipeline: Pipeline, table: str) -> str:
 def added_files(log: DeltaLog, after: int, until: int) -> list[AddedFile]:
     """Files with rows that came in after one version, up to another."""
     return [file for version in range(after + 1, until + 1) for file in log.commit(version).added]
+
+
+def finished_files(log: DeltaLog, query: str, after: int, until: int) -> Iterator[tuple[list[AddedFile], int]]:
+    """The files of some batches of a query at a time, with the number of the last, from one version of a table up to another."""
+    files: list[AddedFile] = []
+    batch: int | None = None
+    for version in range(after + 1, until + 1):
+        commit = log.commit(version)
+        if batch is not None and query in commit.batches and total_bytes(files) >= CHUNK_BYTES:
+            yield files, batch
+            files = []
+        files += commit.added
+        batch = commit.batches.get(query, batch)
+    if batch is not None:
+        yield files, batch
 
 
 def _groups(files: Sequence[AddedFile]) -> Iterator[list[AddedFile]]:

@@ -22,6 +22,7 @@ from penstock.spark.pipelines.decoding import METADATA_COLUMNS
 from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.model import Pipeline, path_name
 from penstock.spark.pipelines.opening import named_table
+from penstock.spark.sessions import parallelism_option
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,7 +95,7 @@ def _noted_write(files: Files, begun: str) -> str:
 
 def _from_topic(spark: SparkSession, options: dict[str, str], request: ReplayRequest) -> DataFrame:
     assert request.topic is not None
-    given = {**options, "subscribe": request.topic, "includeHeaders": "true"}
+    given = {**options, **parallelism_option(spark), "subscribe": request.topic, "includeHeaders": "true"}
     if request.since_ms is not None:
         given |= {"startingTimestamp": str(request.since_ms), "startingOffsetsByTimestampStrategy": "latest"}
     if request.until_ms is not None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -32,6 +32,7 @@ from penstock.spark.pipelines.reporting import Reporter
 from penstock.spark.pipelines.stages import Gate, House, Stage
 from penstock.spark.pipelines.upkeep import Upkeep
 from penstock.spark.publishing import publish
+from penstock.spark.sessions import is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +47,8 @@ LAST_WORDS_S_MAX: Final = 5.0
 NEW_TOPICS_EVERY_S: Final = 5.0
 """How often to look for topics that appeared under a pattern."""
 
+EXECUTORS_S_MAX: Final = 10.0
+"""How long to wait for executors of a cluster before batches are planned for those that there are."""
 START_S_MAX: Final = 30.0
 """How long to wait for a query to come up before the next is started."""
 _STARTING: Final = "Initializing"
@@ -91,6 +94,7 @@ class Run:
         self._new_topics_every_s = new_topics_every_s
         self._once = once
         self._gate = Gate()
+        self._spark = spark
         files = files_at(pipeline.notes, spark)
         house = House(spark, pipeline, client, files, pipeline.broker_options(password), self._gate, once)
         self._assembly = Assembly(house, kinds)
@@ -145,6 +149,7 @@ class Run:
 
     def _run(self, stages: Sequence[Stage]) -> Outcome:
         assert self.reporter is not None
+        self._await_executors()
         # Who reads what is there, and no more, must not begin before it is there.
         later = [stage for stage in stages if self._once and stage.reads_tables]
         self._start([stage for stage in stages if stage not in later])
@@ -190,6 +195,20 @@ class Run:
                 "time, and give each pipeline a name of its own",
             )
         return Outcome(state, self.progress.stages())
+
+    def _await_executors(self) -> None:
+        """A query is told once how many tasks run at once, and none do before executors have registered: let one run."""
+        if is_local(self._spark.conf.get("spark.master", None) or "local"):
+            return
+        tried = threading.Thread(target=self._run_a_task, name="penstock-executors", daemon=True)
+        tried.start()
+        give_up_s = time.monotonic() + EXECUTORS_S_MAX
+        while tried.is_alive() and time.monotonic() < give_up_s and not self._stop_asked.is_set():
+            tried.join(LOOK_EVERY_S)
+
+    def _run_a_task(self) -> None:
+        with suppress(Exception):  # what is wrong with the cluster is for the queries to tell
+            self._spark.range(1).count()
 
     def _start(self, stages: Sequence[Stage]) -> None:
         """Start queries one after another: Spark gives the Python process of each ten seconds, however many start at once."""

@@ -161,8 +161,13 @@ class Plans:
 def batch_to_repeat(files: Files, checkpoint: str) -> int | None:
     """The batch that a query with this checkpoint begins with because a run before it did not finish it."""
     begun = _last_number(files.names(f"{checkpoint}/offsets"))
-    done = _last_number(files.names(f"{checkpoint}/commits"))
+    done = finished_batch(files, checkpoint)
     return begun if begun is not None and (done is None or begun > done) else None
+
+
+def finished_batch(files: Files, checkpoint: str) -> int | None:
+    """The last batch that a query with this checkpoint has finished, None if there is none."""
+    return _last_number(files.names(f"{checkpoint}/commits"))
 
 
 def _last_number(names: list[str]) -> int | None:

@@ -20,6 +20,7 @@ from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.model import Pipeline, Starting
 from penstock.spark.pipelines.progress import Counts
 from penstock.spark.pipelines.tables.table import Table
+from penstock.spark.sessions import parallelism_option
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -114,6 +115,7 @@ class Stage(ABC):
         pipeline = self.house.pipeline
         options = {
             **self.house.broker_options,
+            **parallelism_option(self.session),
             "subscribe": topic,
             "startingOffsets": self.starting,
             "includeHeaders": "true",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from penstock.spark.pipelines.model import NAME_CHARS_MAX
+from penstock.spark.pipelines.model import NAME_CHARS_MAX, Connection
 from penstock.spark.pipelines.views import view_names
 
 Columns = Mapping[str, str]
@@ -24,6 +24,7 @@ def render(
     *,
     name: str,
     bootstrap: str,
+    connection: Connection,
     topics: Sequence[str],
     directory: str,
     table_format: str,
@@ -35,7 +36,7 @@ def render(
 # Every setting is described in docs/pipelines.md.
 
 {_settings(name, bootstrap, topics, directory, table_format)}
-
+{_connection(connection)}
 # Every record as it is: one table for each topic, in {directory}/bronze.
 [bronze]
 
@@ -68,6 +69,28 @@ def _settings(name: str, bootstrap: str, topics: Sequence[str], directory: str, 
         ('starting = "earliest"', "earliest | latest: where a first run begins"),
         ('trigger_ms = "30s"', "how often a batch begins, without --once"),
     ]
+    return _aligned(lines)
+
+
+def _connection(connection: Connection) -> str:
+    """The section, if there is something to say in it."""
+    meanings = {
+        "user": "the password comes from PENSTOCK_PASSWORD or a prompt",
+        "ca": "the CA to trust",
+        "cert": "the client certificate",
+        "key": "its key",
+    }
+    lines = [
+        (f"{name} = {_text(value)}", meaning)
+        for name, meaning in meanings.items()
+        if (value := getattr(connection, name)) is not None
+    ]
+    if connection.tls:
+        lines.append(("tls = true", "the connection is encrypted"))
+    return f"\n# Who asks, and how.\n[connection]\n{_aligned(lines)}\n" if lines else ""
+
+
+def _aligned(lines: Sequence[tuple[str, str]]) -> str:
     width = min(max(len(setting) for setting, _ in lines), 40)
     return "\n".join(f"{setting:<{width}}  # {meaning}" for setting, meaning in lines)
 

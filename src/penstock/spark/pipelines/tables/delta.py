@@ -23,7 +23,7 @@ from penstock.spark.delta_format import FORMAT, STORAGE_PREFIX, with_delta_sourc
 from penstock.spark.pipelines.files import is_url, sync_directory
 from penstock.spark.pipelines.tables.data_files import DataFile, table_schema, write_data_files
 from penstock.spark.pipelines.tables.delta_log import LOG, REBUILD, DeltaLog, check_readable
-from penstock.spark.pipelines.tables.delta_merge import delete_rows, merge_rows
+from penstock.spark.pipelines.tables.delta_merge import merge_rows
 from penstock.spark.pipelines.tables.stores import DeltaStore, LocalStore, Store
 from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, Compacted, Table, check_keep, merged_columns
 
@@ -225,21 +225,20 @@ class DeltaLakeTable(Table):
     def batches(self) -> pa.RecordBatchReader:
         return self._readable().to_pyarrow_dataset().scanner().to_reader()
 
+    def row_count(self) -> int:
+        rows: int = self._readable().to_pyarrow_dataset().count_rows()
+        return rows
+
     def file_sizes(self) -> list[int]:
         sizes: list[int] = _files(self._opened())["size_bytes"].to_pylist()
         return sizes
 
     def merge(self, changes: DataFrame, deleted: pa.Array, key: Sequence[str], batch_id: int) -> None:
-        """Do a batch of changes, unless it was done before: delete the rows of `deleted` record keys, then replace or add rows by key.
-
-        Deleting is a commit of its own, which is repeated without harm; only the second has the number of the batch.
-        """
+        """Commit a batch of changes, unless it was done before: delete rows of `deleted` record keys, replace and add rows by key."""
         from deltalake.exceptions import CommitFailedError
 
         changes = self._with_date(changes)
         found: pa.Table | None = None
-        before: set[str] = set()
-        first_version = 0
         problem: Exception | None = None
         for _ in range(COMMIT_ATTEMPTS_MAX):
             delta = self._found()
@@ -250,19 +249,13 @@ class DeltaLakeTable(Table):
             if self._has(delta, batch_id):
                 self._sync_found(delta)
                 return
+            check_readable(delta, self.path)
             if found is None:
                 found = changes.toArrow().cast(table_schema(changes))
-                # Of the first attempt: one that fails may have deleted rows, which is a commit with files.
-                before, first_version = self._paths(delta), delta.version()
             try:
                 delta = self._with_columns(delta, changes)
-                if len(deleted):
-                    delete_rows(delta, deleted)
-                    delta = self._opened()
-                    if self._has(delta, batch_id):
-                        self._sync_found(delta)
-                        return
-                merge_rows(delta, found, key, self._query, batch_id)
+                before, first_version = self._paths(delta), delta.version()
+                merge_rows(delta, found, deleted, key, self._query, batch_id)
             except CommitFailedError as error:
                 problem = error
                 continue

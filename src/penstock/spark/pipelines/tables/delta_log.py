@@ -28,6 +28,8 @@ class AddedFile(NamedTuple):
     """Below the table."""
     size_bytes: int
     partition_values: Mapping[str, str | None]
+    rows: int = 0
+    """As its writer says; 0 if that says nothing."""
 
 
 class Commit(NamedTuple):
@@ -90,6 +92,7 @@ class DeltaLog:
                 unquote(each["path"]),
                 each["size_bytes"],
                 {name: partition_text(value) for name, value in (each.get("partition") or {}).items()},
+                each.get("num_records") or 0,
             )
             for each in pa.table(table.get_add_actions()).to_pylist()
         ]
@@ -136,7 +139,7 @@ def parse_commit(version: int, text: str) -> Commit:
             add = action["add"]
             # Rows of the file that do not count; such a file comes with the removal of the one without.
             deletes |= add.get("deletionVector") is not None
-            added.append(AddedFile(unquote(add["path"]), add["size"], add.get("partitionValues") or {}))
+            added.append(AddedFile(unquote(add["path"]), add["size"], add.get("partitionValues") or {}, _rows(add)))
         elif "remove" in action:
             deletes |= action["remove"].get("dataChange", True)
         elif "txn" in action:
@@ -144,6 +147,11 @@ def parse_commit(version: int, text: str) -> Commit:
         elif "commitInfo" in action:
             is_rebuild = REBUILD in action["commitInfo"]
     return Commit(version, tuple(added), deletes, batches, is_rebuild)
+
+
+def _rows(add: Mapping[str, Any]) -> int:
+    statistics = json.loads(add.get("stats") or "{}")
+    return int(statistics.get("numRecords") or 0)
 
 
 def check_readable(table: Any, path: str) -> None:
@@ -157,3 +165,7 @@ def check_readable(table: Any, path: str) -> None:
 
 def total_bytes(files: Iterable[AddedFile]) -> int:
     return sum(each.size_bytes for each in files)
+
+
+def total_rows(files: Iterable[AddedFile]) -> int:
+    return sum(each.rows for each in files)

@@ -3,37 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+DELETED: Final = "__penstock_deleted"
+"""Of the source of a merge: true for rows that are only to be deleted."""
 
-def merge_rows(delta: Any, rows: pa.Table, key: Sequence[str], query: str, batch_id: int) -> None:
-    """Replace the rows of the same key and add the others, as a batch of a query."""
+
+def merge_rows(delta: Any, rows: pa.Table, deleted: pa.Array, key: Sequence[str], query: str, batch_id: int) -> None:
+    """Replace the rows of the same key, add the others, and delete those of records with the keys in `deleted`: one commit, as a batch.
+
+    A row that is replaced is not deleted: the batch has written it again.
+    """
+    import pyarrow as pa
     from deltalake.transaction import CommitProperties, Transaction
 
     properties = CommitProperties(app_transactions=[Transaction(query, batch_id)])
-    if not rows.num_rows:
+    gone = _keys_of_records(delta, deleted, rows.select(list(key)))
+    if not rows.num_rows and not gone.num_rows:
         # A merge of nothing makes no commit, and the batch has to be on record.
-        delta.create_write_transaction([], mode="append", schema=delta.schema(), commit_properties=properties)
+        partition_by = list(delta.metadata().partition_columns) or None
+        delta.create_write_transaction(
+            [], mode="append", schema=delta.schema(), partition_by=partition_by, commit_properties=properties
+        )
         return
-    same = " AND ".join(f"t.{_quoted(column)} = s.{_quoted(column)}" for column in key)
+    source = pa.concat_tables([_marked(rows, False), _marked(gone, True)], promote_options="default")
+    same = " AND ".join(_same(column, nullable=gone[column].null_count > 0) for column in key)
     every = {_quoted(column): f"s.{_quoted(column)}" for column in rows.schema.names}
+    is_deleted = f"s.{_quoted(DELETED)}"
     (
-        delta.merge(rows, same, source_alias="s", target_alias="t", commit_properties=properties)
-        .when_matched_update(every)
-        .when_not_matched_insert(every)
+        delta.merge(source, same, source_alias="s", target_alias="t", commit_properties=properties)
+        .when_matched_delete(is_deleted)
+        .when_matched_update(every, f"NOT {is_deleted}")
+        .when_not_matched_insert(every, f"NOT {is_deleted}")
         .execute()
     )
 
 
-def delete_rows(delta: Any, keys: pa.Array) -> None:
-    """Delete the rows of records with these keys."""
+def _keys_of_records(delta: Any, deleted: pa.Array, replaced: pa.Table) -> pa.Table:
+    """The values of the key columns, each once, in the table's rows of records with these keys, without those that are replaced."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = replaced.schema.names
+    if not len(deleted):
+        return replaced.slice(0, 0)
+    # Not by a filter of the scan, which does not compare binary values with the bounds that the library gives it.
+    scanner = delta.to_pyarrow_dataset().scanner(columns=list({*names, "key"}))
+    found = [
+        rows.filter(pc.is_in(rows["key"].cast(deleted.type), deleted)).select(names) for rows in scanner.to_batches()
+    ]
+    gone = pa.Table.from_batches(found, pa.schema([scanner.projected_schema.field(name) for name in names]))
+    return gone.cast(replaced.schema).group_by(names).aggregate([]).join(replaced, names, join_type="left anti")
+
+
+def _marked(rows: pa.Table, is_deleted: bool) -> pa.Table:
     import pyarrow as pa
 
-    source = pa.table({"key": keys})
-    delta.merge(source, "t.key = s.key", source_alias="s", target_alias="t").when_matched_delete().execute()
+    return rows.append_column(DELETED, pa.repeat(is_deleted, rows.num_rows))
+
+
+def _same(column: str, *, nullable: bool) -> str:
+    """Rows of before there was a key may have none, and a tombstone deletes them too. Comparing so is slower."""
+    ours, theirs = f"t.{_quoted(column)}", f"s.{_quoted(column)}"
+    same = f"{ours} = {theirs}"
+    return f"({same} OR ({ours} IS NULL AND {theirs} IS NULL))" if nullable else same
 
 
 def _quoted(column: str) -> str:
