@@ -458,13 +458,12 @@ def _columns(client: FlyMQClient, topic: str) -> dict[str, str] | None:
 
 
 def _without_password(url: str) -> str:
-    from urllib.parse import urlsplit, urlunsplit
+    from penstock.clients.url import split_url
 
-    parts = urlsplit(url)
-    if parts.scheme == "flymq" and "@" not in parts.netloc and not parts.query:
-        return parts.netloc
-    user, at, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=user.partition(":")[0] + at + host))
+    parts = split_url(url)
+    if parts.credentials is not None:
+        return str(parts._replace(credentials=parts.credentials.partition(":")[0]))
+    return parts.hosts if parts.scheme == "flymq" and "?" not in parts.rest else url
 
 
 def _time_ms(text: str | None, flag: str) -> int | None:
