@@ -63,7 +63,8 @@ def connect(
 ) -> Any:
     """Connect to a broker and return a sync client.
 
-    `url` is `scheme://[user:password@]host[:port]`. The scheme selects the protocol, and so the class of the client:
+    `url` is `scheme://[user:password@]host[:port][,host[:port]...]`. Several hosts are nodes of one cluster, which are tried in order. The
+    scheme selects the protocol, and so the class of the client:
 
     - `flymq://user:password@host:9092`: `penstock.protocols.flymq.sync.FlyMQClient`
     - `blipmq://key@host:5555`: `penstock.protocols.blipmq.sync.BlipMQClient`

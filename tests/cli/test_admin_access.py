@@ -78,6 +78,14 @@ def test_no_password_goes_to_another_host(run: Run, guarded: RunningBroker, monk
     assert "asks for a login: name yourself" in run("status", *elsewhere).err
 
 
+def test_every_host_of_the_broker_gets_its_password(
+    run: Run, guarded: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_PASSWORD", "admin")
+    nodes = f"flymqs://admin@mq.example:9093,{guarded.address}?ca=ca.pem"
+    assert run("status", "--server", nodes, "--admin", f"https://{guarded.addresses['admin']}").code == 0
+
+
 def test_no_password_goes_to_another_machine_without_tls() -> None:
     access = AdminAccess("flymq://admin:secret@192.0.2.1:9092")
     with pytest.raises(InvalidRequest, match=r"a password can be read on its way there: write https://") as refused:

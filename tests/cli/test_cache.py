@@ -70,6 +70,7 @@ def test_an_address_of_another_protocol_stands_for_its_host(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     assert felix_url("flymq://admin@127.0.0.1:9092") == "felix://127.0.0.1:5000"
     assert felix_url("flymq://[::1]:9092") == "felix://[::1]:5000"
+    assert felix_url("flymq://admin@[::1]:9092,broker?ca=x.pem") == "felix://[::1]:5000,broker:5000"
     assert felix_url("felix://t1@broker:7000?ca=x.pem") == "felix://t1@broker:7000?ca=x.pem"
 
 
@@ -79,6 +80,7 @@ def test_a_broker_that_was_started_here_is_trusted(tmp_path: Path, monkeypatch: 
     (tmp_path / "penstock-data" / "dev-certificate.pem").touch()
     assert felix_url("flymq://127.0.0.1:9092") == "felix://127.0.0.1:5000?ca=penstock-data/dev-certificate.pem"
     assert felix_url("felix://broker:5000") == "felix://broker:5000"
+    assert felix_url("flymq://127.0.0.1,broker") == "felix://127.0.0.1:5000,broker:5000"
 
 
 def test_a_broker_that_is_not_there_is_told(run: Run) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.cli import options
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
@@ -150,3 +151,30 @@ def test_the_admin_address_is_that_of_the_broker_that_is_named(run: Run, monkeyp
     monkeypatch.setenv("PENSTOCK_ADMIN_URL", "http://127.0.0.1:3")
     assert asked() == "http://127.0.0.1:3"
     assert asked("--context", "here") == "http://127.0.0.1:2"
+
+
+def test_of_several_nodes_the_first_that_answers_is_used(
+    run: Run, broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = f"127.0.0.1:1,{broker.address}"
+    assert run("-s", nodes, "topic", "create", "orders").code == 0
+    monkeypatch.setenv("PENSTOCK_SERVER", f"flymq://{nodes}")
+    assert run("topic", "list").text.startswith("topic")
+    monkeypatch.delenv("PENSTOCK_SERVER")
+    assert run("context", "create", "nodes", "--server", nodes).code == 0
+    assert run("topic", "list").text.startswith("topic")
+    refused = run("context", "create", "wrong", "--server", "a:1,,b:2")
+    assert refused.code == 2
+    assert "has a comma without a host next to it" in " ".join(refused.err.split())
+
+
+def test_of_several_nodes_the_admin_address_is_that_of_the_first_that_answers(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunningBroker(admin=True) as broker:
+        host, _, port = broker.addresses["admin"].rpartition(":")
+        monkeypatch.setattr(options, "ADMIN_PORT", int(port))
+        result = run("status", "--json", "--server", f"127.0.0.9:1,{host}:1,127.0.0.8:1")
+    assert json.loads(result.out)["admin"] == f"http://{host}:{port}"
+    nobody = run("status", "--server", f"127.0.0.9:1,{host}:1")
+    assert f"127.0.0.9:{port}" in nobody.err

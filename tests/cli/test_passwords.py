@@ -15,6 +15,7 @@ def variable(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("flymq://ann@h:1", "flymq://ann:a%2Fb%40c%3Ad%20%C3%A9@h:1"),
         ("flymqs://ann@[::1]:1?ca=f", "flymqs://ann:a%2Fb%40c%3Ad%20%C3%A9@[::1]:1?ca=f"),
+        ("flymq://ann@h:1,[::1]:2,i?ca=f", "flymq://ann:a%2Fb%40c%3Ad%20%C3%A9@h:1,[::1]:2,i?ca=f"),
         ("flymq://h:1", "flymq://h:1"),
         ("flymq://ann:known@h:1", "flymq://ann:known@h:1"),
         ("flymq://ann:@h:1", "flymq://ann:@h:1"),

@@ -43,6 +43,9 @@ def test_init_writes_a_file_that_fits_the_topics(run: Run, broker: RunningBroker
     assert 'name = "sales"' in text
     assert f'bootstrap = "{broker.address}"' in text
     assert "country" in text
+    nodes = f"127.0.0.1:1,{broker.address}"
+    assert run("pipeline", "init", "nodes.toml", "--topic", "orders", "--server", nodes).code == 0
+    assert f'bootstrap = "{nodes}"' in (tmp_path / "nodes.toml").read_text()
     again = run("pipeline", "init", "sales.toml", "--topic", "orders")
     assert again.code == 1
     assert "add --force" in again.err

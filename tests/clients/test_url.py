@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.clients.url import Address, client_tls, parse_url, tls_for
+from penstock.clients.url import HOSTS_MAX, Address, client_tls, parse_url, tls_for
 from penstock.errors import InvalidRequest
+from penstock.units import Address as HostPort
 
 
 def test_a_full_address_is_taken_apart() -> None:
@@ -16,6 +17,15 @@ def test_a_full_address_is_taken_apart() -> None:
 
 def test_the_port_defaults_to_the_protocols_own() -> None:
     assert parse_url("flymq://broker.example", port=9092) == Address("flymq", "broker.example", 9092)
+
+
+def test_several_hosts_share_credentials_and_options() -> None:
+    address = parse_url("flymqs://ann:a%2Cb%40c@a.example, [::1]:9093,10.0.0.7?ca=ca.pem", port=9092)
+    assert address.hosts == (HostPort("a.example", 9092), HostPort("::1", 9093), HostPort("10.0.0.7", 9092))
+    assert str(address) == "flymqs://a.example:9092,[::1]:9093,10.0.0.7:9092"
+    assert address.nodes == tuple(
+        Address("flymqs", host, port, "ann", "a,b@c", {"ca": "ca.pem"}) for host, port in address.hosts
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,6 +39,18 @@ def test_the_port_defaults_to_the_protocols_own() -> None:
         ("flymq://host/topic", "ends after the port; remove '/topic'"),
         ("flymq://host?timeout=3", "'timeout' is unknown"),
         ("flymq://host?ca=", "'ca' is unknown or empty"),
+        ("flymq://a,,b", "'a,,b' has a comma without a host next to it"),
+        ("flymq://a,", "has a comma without a host next to it"),
+        ("flymq://a,:9093", "has a comma without a host next to it"),
+        ("flymq://,a", "write it as scheme://host:port"),
+        ("flymq://a,b:99999", "Port out of range"),
+        ("flymq://a,fe80::1", "is not a broker address"),
+        ("flymq://a:9092,b,a", "'a:9092,b,a' names a host twice"),
+        ("flymq://a/,b", "ends after the port; remove '/,b'"),
+        ("flymq://a,flymq://b", "one scheme: write flymq://host1:port,host2:port"),
+        ("flymq://ann:pw@a,ann:pw@b", "comma before its @: name user and password once"),
+        ("flymq://a,ann:pw@b", "comma before its @: name user and password once"),
+        (f"flymq://{','.join(f'h{number}' for number in range(HOSTS_MAX + 1))}", "has up to 16 hosts, got 17"),
     ],
 )
 def test_an_address_that_makes_no_sense_is_refused_with_what_to_change(url: str, reason: str) -> None:
@@ -39,6 +61,9 @@ def test_an_address_that_makes_no_sense_is_refused_with_what_to_change(url: str,
 def test_a_password_never_shows_in_an_error_or_in_a_repr() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_url("flymq://ann:hunter2@host:port", port=9092)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(InvalidRequest) as caught:
+        parse_url("flymq://host,ann:hunter2@host:port", port=9092)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in repr(parse_url("flymq://ann:hunter2@host", port=9092))
 

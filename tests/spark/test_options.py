@@ -254,6 +254,14 @@ def test_credentials_and_tls() -> None:
     assert connection_settings({"penstock.tls": "true"}).url == f"flymqs://{BOOTSTRAP_DEFAULT}"
 
 
+def test_several_nodes_may_be_named() -> None:
+    nodes = connection_settings({"penstock.bootstrap": "a.example:9999, b.example,[::1]"})
+    assert nodes.url == "flymq://a.example:9999,b.example:9092,[::1]:9092"
+    assert connection_settings({"penstock.bootstrap": "flymq://a.example:9999,b.example,[::1]:9092"}) == nodes
+    secured = connection_settings({"penstock.bootstrap": "a,b", "penstock.user": "ann", "penstock.password": "a,b"})
+    assert secured.url == "flymq://ann:a%2Cb@a:9092,b:9092"
+
+
 def test_an_address_may_be_a_url() -> None:
     settings = connection_settings({"penstock.bootstrap": "flymqs://broker.example:9092"})
     assert settings == ConnectionSettings("broker.example:9092", tls=True)
@@ -271,7 +279,7 @@ def test_an_address_with_credentials_is_refused_without_repeating_them(address: 
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"penstock.bootstrap": "a:1,b:2"}, "name one broker"),
+        ({"penstock.bootstrap": "a:1,,b:2"}, "has a comma without a host next to it"),
         ({"penstock.bootstrap": "blipmq://a:1"}, "write the address of the FlyMQ listener"),
         ({"penstock.bootstrap": "a:port"}, "is not a broker address"),
         ({"penstock.user": "ann"}, "belong together"),

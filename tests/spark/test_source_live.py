@@ -117,6 +117,18 @@ def test_a_topic_is_a_dataframe(client: FlyMQClient, fresh_topic: FreshTopic, re
     assert frame.where("topic <> ''").count() == 1000
 
 
+def test_driver_and_tasks_take_the_first_node_that_answers(
+    spark: SparkSession, broker: BrokerProcess, client: FlyMQClient, fresh_topic: FreshTopic
+) -> None:
+    source, copy = fresh_topic("orders"), fresh_topic("copy")
+    client.create_topic(source, 2)
+    client.send_many(source, [b"%d" % at for at in range(100)])
+    nodes = {"penstock.bootstrap": f"127.0.0.1:1,{broker.addresses['flymq']}"}
+    orders = spark.read.format("penstock").options(**nodes, subscribe=source).load()
+    orders.select("value").write.format("penstock").options(**nodes, topic=copy).mode("append").save()
+    assert sorted(record.value or b"" for record in client.records(copy)) == sorted(b"%d" % at for at in range(100))
+
+
 def test_one_dataframe_may_be_filtered_in_many_ways(
     client: FlyMQClient, fresh_topic: FreshTopic, read: Callable[..., DataFrame]
 ) -> None:

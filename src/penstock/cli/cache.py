@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import typer
 
@@ -132,7 +132,7 @@ def _connected(context: typer.Context) -> Iterator[FelixClient]:
 
 
 def felix_url(url: str) -> str:
-    """Return the Felix address of the broker. Of an address of another protocol only the host is used.
+    """Return the Felix address of the broker. Of an address of another protocol only the hosts are used.
 
     If it names no CA, the certificate that a broker on this machine has created in this directory is trusted.
     """
@@ -143,9 +143,8 @@ def felix_url(url: str) -> str:
 
     address = parse_url(url, port=PORT)
     if address.scheme != SCHEME:
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        url = f"{SCHEME}://{host}:{PORT}"
+        url = f"{SCHEME}://{','.join(str(each._replace(port=PORT)) for each in address.hosts)}"
     own = DATA_DIR / CERTIFICATE_FILE
-    if not urlsplit(url).query and is_loopback(address.host) and own.is_file():
+    if "?" not in url and all(is_loopback(each.host) for each in address.hosts) and own.is_file():
         url += f"?ca={quote(str(own))}"
     return url

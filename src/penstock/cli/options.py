@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from penstock.cli.profiles import Profile, Profiles
     from penstock.clients.url import Address
     from penstock.config import Config
+    from penstock.units import Address as HostPort
 
 FLYMQ_SCHEMES = ("flymq", "flymqs")
 FLYMQ_OPTIONS = ("idempotent",)
 """What a FlyMQ address may have behind its question mark, beside files."""
 ADMIN_PORT = 9600
-_SERVER_HELP = "The address of the broker; also PENSTOCK_SERVER."
+ADMIN_CONNECT_S_MAX = 1.0
+"""How long to wait for the admin port of one host of several."""
+_SERVER_HELP = "The address of the broker, or of its nodes, separated by commas; also PENSTOCK_SERVER."
 ServerOption = Annotated[
     str | None, typer.Option("--server", "-s", metavar="URL", help=_SERVER_HELP, show_default=DEFAULT_URL)
 ]
@@ -126,12 +129,23 @@ def parsed_server_url(url: str) -> Address:
 
 
 def admin_url(context: typer.Context, given: str | None) -> str:
-    """The admin address of the broker to talk to: as it is given, as its context says, or the usual port of its host."""
+    """The admin address of the broker to talk to: as it is given, as its context says, or the usual port of its host; of the first host
+    that answers, if there are several."""
     url = given or _variable(context, "PENSTOCK_ADMIN_URL") or _admin_of_profile(context)
     if url is None:
-        host = parsed_server_url(server_url(context)).host
-        return f"http://{f'[{host}]' if ':' in host else host}:{ADMIN_PORT}"
+        return f"http://{_admin_listener(parsed_server_url(server_url(context)))}"
     return checked_admin_url(url)
+
+
+def _admin_listener(address: Address) -> HostPort:
+    import socket
+    from contextlib import suppress
+
+    usual = [each._replace(port=ADMIN_PORT) for each in address.hosts]
+    for each in usual if address.others else ():
+        with suppress(OSError), socket.create_connection(each, timeout=ADMIN_CONNECT_S_MAX):
+            return each
+    return usual[0]
 
 
 def _admin_of_profile(context: typer.Context) -> str | None:
@@ -145,14 +159,15 @@ def _admin_of_profile(context: typer.Context) -> str | None:
 def admin_access(context: typer.Context, url: str) -> AdminAccess:
     """How to reach the admin address that `admin_url` returned.
 
-    A password is sent to the host of the broker it is for, or to the admin address that its context names, and to no other.
+    A password is sent to a host of the broker it is for, or to the admin address that its context names, and to no other.
     """
     from urllib.parse import urlsplit
 
     from penstock.cli.admin_access import AdminAccess
 
     broker = server_url(context)
-    is_ours = urlsplit(url).hostname == parsed_server_url(broker).host or url == _admin_of_profile(context)
+    hosts = [each.host for each in parsed_server_url(broker).hosts]
+    is_ours = urlsplit(url).hostname in hosts or url == _admin_of_profile(context)
     return AdminAccess(broker if is_ours else None)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from typing import Annotated
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 import typer
 
+from penstock.clients.url import split_url
 from penstock.errors import InvalidRequest
 
 PASSWORD_VARIABLE = "PENSTOCK_PASSWORD"  # noqa: S105 - the name of a variable
@@ -22,9 +23,8 @@ PasswordStdinOption = Annotated[
 
 def with_password(url: str) -> str:
     """The address of a user without a password, with the one from PENSTOCK_PASSWORD or a prompt; any other address as it is."""
-    parts = urlsplit(url)
-    user, at, _ = parts.netloc.rpartition("@")
-    if not at or ":" in user:
+    user = split_url(url).credentials
+    if user is None or ":" in user:
         return url
     password = os.environ.get(PASSWORD_VARIABLE)
     if password is None and sys.stdin.isatty():
@@ -46,9 +46,10 @@ def check_text(password: str) -> str:
 def url_with_password(url: str, password: str) -> str:
     """The address of a user, with a password; that of nobody as it is."""
     check_text(password)
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}")) if at else url
+    parts = split_url(url)
+    if parts.credentials is None:
+        return url
+    return str(parts._replace(credentials=f"{parts.credentials}:{quote(password, safe='')}"))
 
 
 def new_password(user: str, *, from_stdin: bool) -> str:

@@ -48,9 +48,8 @@ def setup(
     $ penstock user setup --data-dir /var/lib/penstock
     $ penstock user setup --config penstock.toml --user alice
     """
-    from urllib.parse import urlsplit, urlunsplit
-
     import penstock
+    from penstock.clients.url import split_url
     from penstock.errors import InvalidRequest
     from penstock.server import SETUP_FILE
 
@@ -61,15 +60,14 @@ def setup(
         raise InvalidRequest(
             f"{file} is not there: the broker has an administrator already, or does not require a login, or does not run in {file.parent}"
         ) from None
-    parts = urlsplit(flymq_url(context))
-    host = parts.netloc.rpartition("@")[2]
+    parts = split_url(flymq_url(context))
     password = new_password(user, from_stdin=password_stdin)
-    with penstock.connect(urlunsplit(parts._replace(netloc=f"setup%3A:{token}@{host}"))) as client:
+    with penstock.connect(str(parts._replace(credentials=f"setup%3A:{token}"))) as client:
         client.access.create_user(user, password, ["admin"])
     file.unlink(missing_ok=True)
     terminal.print_outcome(
         context,
-        f"created administrator {user}; log in with --server {parts.scheme}://{user}@{host}",
+        f"created administrator {user}; log in with --server {parts.scheme}://{user}@{parts.hosts}",
         {"user": user, "roles": ["admin"], "created": True},
     )
 

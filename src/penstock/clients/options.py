@@ -13,7 +13,7 @@ class ClientOptions:
     """Timeouts and bounds of one client; `penstock.connect(url, options=ClientOptions(request_timeout_s=5))`."""
 
     connect_timeout_s: float = 5.0
-    """Timeout of one attempt to connect, TLS handshake and authentication included."""
+    """Timeout of one attempt to connect to one host, TLS handshake and authentication included."""
 
     request_timeout_s: float = 30.0
     """Timeout from sending a request to its reply. A connection that misses it is closed and replaced."""

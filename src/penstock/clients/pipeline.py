@@ -80,7 +80,7 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
         on_lost: Callable[[Pipeline[Message]], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._peer = peer
+        self.peer = peer
         self._decoder = decoder
         self._replies_in = replies_in
         self._on_lost = on_lost
@@ -149,14 +149,14 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
             if self._decoder.violation is not None:
                 raise self._decoder.violation
         except ProtocolViolation as error:
-            self._give_up(ProtocolViolation(f"{self._peer} sent an invalid reply: {error}{self._doubt}"))
+            self._give_up(ProtocolViolation(f"{self.peer} sent an invalid reply: {error}{self._doubt}"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._gone.set()
         reason = f": {error}" if error is not None else " by the broker"
         self._end(
             ConnectionLost(
-                f"the connection to {self._peer} was closed{reason}; what was in flight may have been carried out{self._doubt}"
+                f"the connection to {self.peer} was closed{reason}; what was in flight may have been carried out{self._doubt}"
             )
         )
 
@@ -211,10 +211,10 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
             return
         oldest.fail(
             RequestTimeout(
-                f"{self._peer} did not answer within {oldest.timeout_s:g} s; the request may have been carried out"
+                f"{self.peer} did not answer within {oldest.timeout_s:g} s; the request may have been carried out"
             )
         )
-        self._give_up(ConnectionLost(f"the connection to {self._peer} was given up because an answer was late"))
+        self._give_up(ConnectionLost(f"the connection to {self.peer} was given up because an answer was late"))
 
     def _give_up(self, error: PenstockError) -> None:
         self._end(error)

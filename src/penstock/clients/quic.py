@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from penstock.errors import ConnectionLost, InvalidRequest, LimitExceeded, Unreachable
 from penstock.futures import shield
@@ -24,12 +24,14 @@ from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK, Quic
 from penstock.quic.stream import Stream
 from penstock.quic.tls import TlsSettings, load_identity
 from penstock.quic.udp import UdpEndpoint, open_socket
-from penstock.units import is_loopback
+from penstock.units import Address, is_loopback
 
 READ_AHEAD_BYTES: Final = 1024 * 1024
 """What waits to be read on one stream before the server is held back."""
 ACCEPTED_MAX: Final = 1024
 """Streams of the server that wait for `accept_stream`; one more is refused."""
+ADDRESSES_MAX: Final = 8
+"""Of one name; further ones are not tried."""
 KEEP_ALIVE_OF_IDLE: Final = 3
 """How many keep-alive packets are sent within the idle timeout."""
 NOBODY_THERE: Final = "nothing listens there"
@@ -345,34 +347,55 @@ async def connect_quic(
     timeout_s: float = 5.0,
     settings: QuicSettings | None = None,
 ) -> QuicConnection:
-    """Connect to a QUIC server. Raises Unreachable, also if it does not answer in time.
+    """Connect to a QUIC server, at the first address of its name that answers, IPv4 before IPv6. Raises Unreachable.
+
+    Each address gets an equal share of `timeout_s`.
 
     `ca_file` has the trusted CA certificates or the server's own (PEM); without it, those of the system are trusted;
     `verify=False` trusts everybody. `cert` and `key` are what to show a server that asks for a client certificate.
     """
-    loop = asyncio.get_running_loop()
+    peer = str(Address(host, port))
+    tls = _tls_settings(host, alpn, ca_file, verify, server_name, cert, key)
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        addresses = await resolve(host, port)
     except OSError as error:
-        raise Unreachable(f"cannot connect to {host}:{port}: its name cannot be resolved ({error.strerror})") from None
-    family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+        raise Unreachable(f"cannot connect to {peer}: its name cannot be resolved ({error.strerror})") from None
+    failure: Unreachable | None = None
+    for family, address in addresses:
+        try:
+            return await _connect_to(family, address, peer, tls, settings, timeout_s / len(addresses))
+        except Unreachable as error:
+            failure = failure or error
+    assert failure is not None, "a name that can be resolved has an address"
+    raise failure
+
+
+async def resolve(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
+    """Return the family and the address of each socket address of a name."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    ordered = sorted(found, key=lambda info: info[0] != socket.AF_INET)
+    return [(int(family), address) for family, _, _, _, address in ordered[:ADDRESSES_MAX]]
+
+
+async def _connect_to(
+    family: int, address: tuple[Any, ...], peer: str, tls: TlsSettings, settings: QuicSettings | None, timeout_s: float
+) -> QuicConnection:
     datagram_bytes = DATAGRAM_BYTES_LOOPBACK if is_loopback(str(address[0])) else DATAGRAM_BYTES
     settings = settings or QuicSettings(datagram_bytes=datagram_bytes)
-    tls = _tls_settings(host, alpn, ca_file, verify, server_name, cert, key)
     try:
         own = open_socket(family, connect=address)
     except OSError as error:
-        raise Unreachable(f"cannot connect to {host}:{port}: {error.strerror}") from None
+        raise Unreachable(f"cannot connect to {peer}: {error.strerror}") from None
 
     endpoint = UdpEndpoint(own, time.monotonic)
     core = QuicCore.connect(settings, tls, address, time.monotonic())
-    connection = QuicConnection(endpoint, core, settings, f"{host}:{port}")
+    connection = QuicConnection(endpoint, core, settings, peer)
     connection.touch()
     try:
         await asyncio.wait_for(shield(connection.connected), timeout_s)
     except TimeoutError:
         connection.close()
-        raise Unreachable(f"cannot connect to {host}:{port}: no answer within {timeout_s:g} s") from None
+        raise Unreachable(f"cannot connect to {peer}: no answer within {timeout_s:g} s") from None
     except BaseException:
         connection.close()
         raise

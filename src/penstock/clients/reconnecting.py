@@ -1,7 +1,8 @@
 """A conversation over QUIC that is begun when it is needed and begun again when it was lost, with bounds on what is in flight and on time.
 
-However many callers need it, it is begun once; a failure is tried again with growing, jittered delays, bounded in number and in time. What
-the conversation is, and how it begins, is the protocol's business. Who needs a connection for itself gets one in the same way.
+However many callers need it, it is begun once; a failure is tried again with growing, jittered delays, bounded in number and in time. Of
+several nodes, one that cannot be reached, or a conversation with which was lost, is left for the next. What the conversation is, and how it
+begins, is the protocol's business. Who needs a connection for itself gets one in the same way.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from penstock.clients.nodes import Nodes, unreachable
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, connect_quic
 from penstock.clients.retry import NewAttempts
@@ -35,6 +37,9 @@ class Reconnecting(Generic[Conversation]):
         is_usable: Callable[[Conversation], bool],
     ) -> None:
         self._address = address
+        self._nodes = Nodes(address)
+        self._node = address
+        """The one of the last conversation."""
         self._options = options
         self._alpn = alpn
         self._begin = begin
@@ -48,7 +53,7 @@ class Reconnecting(Generic[Conversation]):
         self._closed = False
 
     async def open(self) -> None:
-        """Begin now, with one attempt, so that a wrong address is heard of at once."""
+        """Begin now, with one attempt at each node, so that a wrong address is heard of at once."""
         await self.get(attempts_max=1)
 
     async def get(self, attempts_max: int | None = None) -> Conversation:
@@ -62,11 +67,13 @@ class Reconnecting(Generic[Conversation]):
                 return current
             if self._connection is not None:
                 self._connection.close()  # it may be the conversation alone that broke
+                self._nodes.leave(self._node)
             try:
-                self._current = current = await self.connect(self._begin_on, attempts_max)
+                self._node, begun = await self._connect(self._begin_on, attempts_max)
             except (ConnectionLost, RequestTimeout) as error:  # nothing but the beginning was sent
                 raise Unreachable(f"cannot connect to {self._address}: {error}") from error
-            return current
+            self._current = begun
+            return begun
 
     async def _begin_on(self, connection: QuicConnection) -> Conversation:
         conversation = await self._begin(connection)
@@ -77,6 +84,7 @@ class Reconnecting(Generic[Conversation]):
         """Give up the session, so that the next caller gets another; return it, for what is left to send."""
         current, self._current = self._current, None
         self._connection = None
+        self._nodes.leave(self._node)
         return current
 
     def close(self) -> Conversation | None:
@@ -88,7 +96,7 @@ class Reconnecting(Generic[Conversation]):
         """Run an action within the bounds on requests in flight and on time. Raises RequestTimeout."""
         await self._window.enter(requests, size_bytes)
         try:
-            return await self._within(self._options.request_timeout_s, work)
+            return await self._within(self._node, self._options.request_timeout_s, work)
         finally:
             self._window.leave(requests, size_bytes)
 
@@ -98,28 +106,39 @@ class Reconnecting(Generic[Conversation]):
         Raises Unreachable if `begin` had no connection to send anything on, otherwise ConnectionLost or RequestTimeout: what it sent may
         have been carried out.
         """
+        _, begun = await self._connect(begin, attempts_max)
+        return begun
+
+    async def _connect(
+        self, begin: Callable[[QuicConnection], Awaitable[T]], attempts_max: int | None
+    ) -> tuple[Address, T]:
         if self._closed:
             raise InvalidRequest("this client is closed; connect again")
         attempts = self._attempts(attempts_max)
         after_sending: PenstockError | None = None
         while True:
-            try:
-                return await self._connect_once(begin)
-            except (Unreachable, RequestTimeout, ConnectionLost) as error:
-                if not isinstance(error, Unreachable):
-                    after_sending = error
-                if not await attempts.another():
-                    raise after_sending or error from None
+            reasons: dict[str, str] = {}
+            for node in self._nodes.in_turn():
+                if reasons and not attempts.in_time:
+                    break
+                try:
+                    return node, await self._connect_once(node, begin)
+                except (Unreachable, RequestTimeout, ConnectionLost) as error:
+                    if not isinstance(error, Unreachable):
+                        after_sending = error
+                    reasons[node.netloc] = str(error).removeprefix(f"cannot connect to {node.netloc}: ")
+            if not await attempts.another():
+                raise after_sending or unreachable(self._address, reasons)
 
     def _usable(self) -> Conversation | None:
         current = self._current
         return current if current is not None and self._is_usable(current) else None
 
-    async def _connect_once(self, begin: Callable[[QuicConnection], Awaitable[T]]) -> T:
-        files = self._address.tls_files
+    async def _connect_once(self, node: Address, begin: Callable[[QuicConnection], Awaitable[T]]) -> T:
+        files = node.tls_files
         connection = await connect_quic(
-            self._address.host,
-            self._address.port,
+            node.host,
+            node.port,
             alpn=self._alpn,
             ca_file=files.get("ca"),
             cert=files.get("cert"),
@@ -127,7 +146,7 @@ class Reconnecting(Generic[Conversation]):
             timeout_s=self._options.connect_timeout_s,
         )
         try:
-            begun = await self._within(self._options.connect_timeout_s, lambda: begin(connection))
+            begun = await self._within(node, self._options.connect_timeout_s, lambda: begin(connection))
             if self._closed:
                 raise InvalidRequest("this client was closed while it was connecting")
         except BaseException:
@@ -135,9 +154,10 @@ class Reconnecting(Generic[Conversation]):
             raise
         return begun
 
-    async def _within(self, timeout_s: float, work: Callable[[], Awaitable[T]]) -> T:
+    @staticmethod
+    async def _within(node: Address, timeout_s: float, work: Callable[[], Awaitable[T]]) -> T:
         try:
             async with asyncio.timeout(timeout_s):
                 return await work()
         except TimeoutError:
-            raise RequestTimeout(f"{self._address} did not answer within {timeout_s:g} s") from None
+            raise RequestTimeout(f"{node} did not answer within {timeout_s:g} s") from None

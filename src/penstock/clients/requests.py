@@ -1,4 +1,4 @@
-"""Requests over a connection that may have to be made again.
+"""Requests over a connection that may have to be made again, to the same node or to another one.
 
 What was never written is written to the next connection; what was written and may be carried out twice without harm is written
 again; the rest fails with ConnectionLost, because whether it was carried out is unknown. Connecting is one task however many
@@ -13,12 +13,13 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Generic
 
+from penstock.clients.nodes import Nodes, unreachable
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Message, Pipeline
 from penstock.clients.retry import SUBMISSIONS_MAX, NewAttempts
 from penstock.clients.url import Address
 from penstock.clients.window import Window
-from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
+from penstock.errors import ConnectionLost, InvalidRequest, RequestTimeout, Unreachable
 from penstock.futures import shield
 
 OnLost = Callable[[Pipeline[Message]], None]
@@ -31,12 +32,15 @@ class Requests(Generic[Message]):
         self,
         address: Address,
         tls: ssl.SSLContext | None,
-        new_pipeline: Callable[[OnLost[Message]], Pipeline[Message]],
+        new_pipeline: Callable[[str, OnLost[Message]], Pipeline[Message]],
         log_in: Callable[[Pipeline[Message]], Awaitable[None]],
         options: ClientOptions,
         attempts: NewAttempts,
     ) -> None:
         self._address = address
+        self._nodes = Nodes(address)
+        self._node = address
+        """The one of the last connection."""
         self._tls = tls
         self._new_pipeline = new_pipeline
         self._log_in = log_in
@@ -49,7 +53,7 @@ class Requests(Generic[Message]):
         self._closed = False
 
     async def open(self) -> None:
-        """Connect now, with one attempt, so that a wrong address is heard of at once."""
+        """Connect now, with one attempt at each node, so that a wrong address is heard of at once."""
         await self._connect(attempts_max=1)
 
     async def perform(self, exchange: Exchange[Message]) -> None:
@@ -157,24 +161,33 @@ class Requests(Generic[Message]):
     def _lost(self, pipeline: Pipeline[Message]) -> None:
         if self._pipeline is pipeline:
             self._pipeline = None
+            self._nodes.leave(self._node)
 
     async def _connect_with_retries(self, attempts_max: int) -> Pipeline[Message]:
         attempts = self._attempts(attempts_max)
         while True:
-            try:
-                pipeline = await self._connect_once()
-            except (OSError, TimeoutError, ConnectionLost, RequestTimeout) as error:
-                if isinstance(error, ssl.SSLCertVerificationError) or not await attempts.another():
-                    raise self._unreachable(error, attempts.count, attempts.elapsed_s) from error
-            else:
-                self._pipeline = pipeline
-                return pipeline
+            failures: dict[str, Exception] = {}
+            for node in self._nodes.in_turn():
+                if failures and not attempts.in_time:
+                    break
+                try:
+                    self._pipeline = pipeline = await self._connect_once(node)
+                except (OSError, TimeoutError, ConnectionLost, RequestTimeout) as error:
+                    failures[node.netloc] = error
+                else:
+                    self._node = node
+                    return pipeline
+            untrusted = all(isinstance(error, ssl.SSLCertVerificationError) for error in failures.values())
+            if untrusted or not await attempts.another():
+                reasons = {host: self._reason(error) for host, error in failures.items()}
+                tried = "" if attempts.count == 1 else f" ({attempts.count} attempts in {attempts.elapsed_s:.1f} s)"
+                raise unreachable(self._address, reasons, tried) from next(reversed(failures.values()))
 
-    async def _connect_once(self) -> Pipeline[Message]:
+    async def _connect_once(self, node: Address) -> Pipeline[Message]:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._options.connect_timeout_s):
             _, pipeline = await loop.create_connection(
-                lambda: self._new_pipeline(self._lost), self._address.host, self._address.port, ssl=self._tls
+                lambda: self._new_pipeline(str(node), self._lost), node.host, node.port, ssl=self._tls
             )
             try:
                 await self._log_in(pipeline)
@@ -185,20 +198,17 @@ class Requests(Generic[Message]):
             raise pipeline.lost
         return pipeline
 
-    def _unreachable(self, error: Exception, attempts: int, elapsed_s: float) -> PenstockError:
+    def _reason(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
-            reason = f"no answer within {self._options.connect_timeout_s:g} s"
-        elif isinstance(error, ConnectionRefusedError):
-            reason = "nothing listens there; is the broker running?"
-        elif isinstance(error, ssl.SSLCertVerificationError):
-            reason = f"its certificate is not trusted ({error.verify_message}); name the authority that signed it with ?ca=FILE"
-        elif isinstance(error, socket.gaierror):
-            reason = f"its name cannot be resolved ({error.strerror})"
-        elif isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-            reason = "the server does not speak TLS"
-        elif isinstance(error, ConnectionResetError | ConnectionLost):
-            reason = "connection closed during the handshake: wrong port, or TLS on one side only?"
-        else:
-            reason = str(error) or type(error).__name__
-        tried = "" if attempts == 1 else f" ({attempts} attempts in {elapsed_s:.1f} s)"
-        return Unreachable(f"cannot connect to {self._address}: {reason}{tried}")
+            return f"no answer within {self._options.connect_timeout_s:g} s"
+        if isinstance(error, ConnectionRefusedError):
+            return "nothing listens there; is the broker running?"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted ({error.verify_message}); name the authority that signed it with ?ca=FILE"
+        if isinstance(error, socket.gaierror):
+            return f"its name cannot be resolved ({error.strerror})"
+        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+            return "the server does not speak TLS"
+        if isinstance(error, ConnectionResetError | ConnectionLost):
+            return "connection closed during the handshake: wrong port, or TLS on one side only?"
+        return str(error) or type(error).__name__

@@ -22,9 +22,9 @@ class RetryPolicy:
     """Exponential backoff with jitter, bounded in attempts and in time. `attempts_max = 1` means no retry."""
 
     attempts_max: int = 10
-    """Attempts, the first one included."""
+    """Attempts, the first one included; each tries all hosts of the address in turn."""
     elapsed_s_max: float = 30.0
-    """Time from the first attempt after which no other is made."""
+    """Time from the first attempt after which no other is made, and no other host tried."""
     delay_s_first: float = 0.05
     """Delay before the second attempt; it doubles with each further one."""
     delay_s_max: float = 2.0
@@ -59,6 +59,10 @@ class Attempts:
     @property
     def elapsed_s(self) -> float:
         return self._clock.monotonic() - self._started_s
+
+    @property
+    def in_time(self) -> bool:
+        return self.elapsed_s <= self._elapsed_s_max
 
     async def another(self) -> bool:
         """Wait before the next attempt after a failure; return whether there is one."""

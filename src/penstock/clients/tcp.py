@@ -41,8 +41,8 @@ class TcpClient(AsyncClient, Generic[Message]):
         await self._requests.close()
 
     @abstractmethod
-    def _new_pipeline(self, on_lost: OnLost[Message]) -> Pipeline[Message]:
-        """Return the protocol of a new connection."""
+    def _new_pipeline(self, peer: str, on_lost: OnLost[Message]) -> Pipeline[Message]:
+        """Return the protocol of a new connection; `peer` is the address of the node, for errors."""
 
     async def _log_in(self, pipeline: Pipeline[Message]) -> None:
         """Authenticate on a new connection, before any request; by default there is no login."""

@@ -1,23 +1,49 @@
-"""Broker addresses as URLs: `scheme://[user[:password]@]host[:port][?ca=FILE&cert=FILE&key=FILE]`.
+"""Broker addresses as URLs: `scheme://[user[:password]@]host[:port][,host[:port]...][?ca=FILE&cert=FILE&key=FILE]`.
 
-A scheme that ends in `s` is the same protocol over TLS. `ca` names the certificates to trust, `cert` and `key` a client certificate.
+A scheme that ends in `s` is the same protocol over TLS. Several hosts are nodes that serve the same log; credentials and options are those
+of all. `ca` names the certificates to trust, `cert` and `key` a client certificate.
 """
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from penstock.errors import InvalidRequest
+from penstock.units import Address as HostPort
 
+HOSTS_MAX: Final = 16
 _TLS_OPTIONS = ("ca", "cert", "key")
+
+
+class UrlParts(NamedTuple):
+    """A URL cut into parts, each as it is written. `urllib` has no place for several hosts, and refuses some."""
+
+    scheme: str
+    credentials: str | None
+    hosts: str
+    rest: str
+    """From the first slash, question mark or hash on."""
+
+    def __str__(self) -> str:
+        at = "" if self.credentials is None else f"{self.credentials}@"
+        return f"{self.scheme}://{at}{self.hosts}{self.rest}"
+
+
+def split_url(url: str) -> UrlParts:
+    """Cut a URL that has a scheme; nothing is checked."""
+    scheme, _, after = url.partition("://")
+    end = min((found for found in map(after.find, "/?#") if found >= 0), default=len(after))
+    credentials, at, hosts = after[:end].rpartition("@")
+    return UrlParts(scheme, credentials if at else None, hosts, after[end:])
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a broker listens and who asks."""
+    """Where a broker listens, at one host or at several, and who asks."""
 
     scheme: str
     host: str
@@ -27,6 +53,22 @@ class Address:
     tls_files: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     """Of the protocol."""
+    others: tuple[HostPort, ...] = ()
+    """The hosts after the first one."""
+
+    @property
+    def hosts(self) -> tuple[HostPort, ...]:
+        return (HostPort(self.host, self.port), *self.others)
+
+    @property
+    def nodes(self) -> tuple[Address, ...]:
+        """One address for each host."""
+        return tuple(replace(self, host=each.host, port=each.port, others=()) for each in self.hosts)
+
+    @property
+    def netloc(self) -> str:
+        """The hosts with their ports, separated by commas."""
+        return ",".join(map(str, self.hosts))
 
     @property
     def is_secure(self) -> bool:
@@ -34,22 +76,24 @@ class Address:
         return self.scheme.partition("+")[0].endswith("s")
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"{self.scheme}://{self.netloc}"
 
 
 def parse_url(url: str, *, port: int, options: Sequence[str] = ()) -> Address:
     """Parse a broker URL; `port` is the default port, `options` are the known options. Raises InvalidRequest that says what to change."""
+    written = split_url(url)
+    names = [name.strip() for name in written.hosts.split(",")]
     try:
-        parts = urlsplit(url)
-        host, given_port = parts.hostname, parts.port
+        parts = urlsplit(str(written._replace(hosts=names[0])) if "://" in url else url)
+        hosts = [_host(name, port) for name in names]
         given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True)) if parts.query else {}
     except ValueError as error:
         raise InvalidRequest(f"{_without_password(url)!r} is not a broker address: {error}") from None
-    if not parts.scheme or not host:
+    if not parts.scheme or not parts.hostname:
         raise InvalidRequest(
             f"{_without_password(url)!r} is not a broker address: write it as scheme://host:port, for example {parts.scheme or 'flymq'}://127.0.0.1:{port}"
         )
+    _check_list(hosts, written)
     if parts.path not in ("", "/") or parts.fragment:
         raise InvalidRequest(f"a broker address ends after the port; remove {parts.path or '#' + parts.fragment!r}")
     for name, value in given.items():
@@ -60,13 +104,39 @@ def parse_url(url: str, *, port: int, options: Sequence[str] = ()) -> Address:
             )
     return Address(
         scheme=parts.scheme,
-        host=host,
-        port=port if given_port is None else given_port,
+        host=hosts[0].host,
+        port=hosts[0].port,
         user=None if parts.username is None else unquote(parts.username),
         password=None if parts.password is None else unquote(parts.password),
         tls_files={name: value for name, value in given.items() if name in _TLS_OPTIONS},
         options={name: value for name, value in given.items() if name in options},
+        others=tuple(hosts[1:]),
     )
+
+
+def _host(text: str, port: int) -> HostPort:
+    parts = urlsplit(f"//{text}")
+    return HostPort(parts.hostname or "", port if parts.port is None else parts.port)
+
+
+def _check_list(hosts: Sequence[HostPort], written: UrlParts) -> None:
+    """Raise InvalidRequest for a list of hosts that cannot be meant."""
+    if written.credentials is not None and "," in written.credentials:
+        raise InvalidRequest(
+            "a broker address has a comma before its @: name user and password once, before the first host, "
+            "and write a comma in a password as %2C"
+        )
+    if len(hosts) > 1 and written.rest.startswith("//"):
+        raise InvalidRequest(
+            f"a broker address has one scheme: write {written.scheme}://host1:port,host2:port, "
+            "with the hosts separated by commas"
+        )
+    if not all(each.host for each in hosts):
+        raise InvalidRequest(f"{written.hosts!r} has a comma without a host next to it: write host1:port,host2:port")
+    if len(hosts) > HOSTS_MAX:
+        raise InvalidRequest(f"a broker address has up to {HOSTS_MAX} hosts, got {len(hosts)}: name some of the nodes")
+    if len(set(hosts)) < len(hosts):
+        raise InvalidRequest(f"{written.hosts!r} names a host twice: name each once")
 
 
 def parse_tcp_url(

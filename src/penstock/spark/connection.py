@@ -1,4 +1,5 @@
-"""Connections to the broker: the options that name it, and one client for each broker in each Python process.
+"""Connections to the broker: the options that name it, and one client for each broker in each Python process. Of several nodes that serve
+the same log, a client takes the first that answers, and the next after a loss.
 
 Spark keeps its worker processes and gives them task after task, so a client that was opened for one task serves the next. A process that
 was forked from one with clients makes its own.
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import RetryPolicy
@@ -41,7 +42,7 @@ CONNECT_ATTEMPTS_MAX: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """Which broker, and who asks. Travels to the workers with the reader or writer that holds it."""
+    """Which broker, at one host or several, and who asks. Travels to the workers with the reader or writer that holds it."""
 
     address: str = BOOTSTRAP_DEFAULT
     user: str | None = None
@@ -76,11 +77,9 @@ def connection_settings(options: Mapping[str, str]) -> ConnectionSettings:
                 f"{BOOTSTRAP} is {parsed}: write the address of the FlyMQ listener as host:port, flymq://host:port or flymqs://host:port"
             )
         tls = tls or parsed.scheme == "flymqs"
-        address = urlsplit(str(parsed)).netloc
-    elif "," in address:
-        raise InvalidRequest(f"{BOOTSTRAP} is {address!r}: name one broker, as in {BOOTSTRAP_DEFAULT}")
+        address = parsed.netloc
     else:
-        address = urlsplit(str(parse_url(f"flymq://{address}", port=PORT))).netloc
+        address = parse_url(f"flymq://{address}", port=PORT).netloc
     if (user is None) != (password is None):
         raise InvalidRequest("penstock.user and penstock.password belong together: set both or none")
     files = {name: given.get(f"penstock.tls.{name}") for name in ("ca", "cert", "key")}

@@ -274,8 +274,8 @@ class AsyncBlipMQClient(TcpClient[Frame]):
             raise _error_of(last)
         return talk.answers
 
-    def _new_pipeline(self, on_lost: OnLost[Frame]) -> Pipeline[Frame]:
-        return Pipeline(str(self.address), _AnswerDecoder(), _one, on_lost)
+    def _new_pipeline(self, peer: str, on_lost: OnLost[Frame]) -> Pipeline[Frame]:
+        return Pipeline(peer, _AnswerDecoder(), _one, on_lost)
 
     async def _log_in(self, pipeline: Pipeline[Frame]) -> None:
         for encode in (self._encode_hello, self._encode_auth):

@@ -560,8 +560,8 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         await self._ask(Whoami())
         return self._clock.monotonic() - started_s
 
-    def _new_pipeline(self, on_lost: OnLost[Replies]) -> Pipeline[Replies]:
-        return Pipeline(str(self.address), ReplyDecoder(), replies_in, on_lost)
+    def _new_pipeline(self, peer: str, on_lost: OnLost[Replies]) -> Pipeline[Replies]:
+        return Pipeline(peer, ReplyDecoder(), replies_in, on_lost)
 
     async def _log_in(self, pipeline: Pipeline[Replies]) -> None:
         if self.address.user is None:
@@ -573,7 +573,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         if not decode_authenticated(call.payload):
             reason = decode_refusal(call.payload)
             raise AuthenticationFailed(
-                f"{self.address} refuses user {self.address.user!r}: {reason or 'no reason given'}"
+                f"{pipeline.peer} refuses user {self.address.user!r}: {reason or 'no reason given'}"
             )
 
 

@@ -352,8 +352,8 @@ class AsyncRustLogClient(TcpClient[Reply]):
         await self._requests.perform(call)
         return call.payload
 
-    def _new_pipeline(self, on_lost: OnLost[Reply]) -> Pipeline[Reply]:
-        return Pipeline(str(self.address), ReplyDecoder(), lambda _: 1, on_lost)
+    def _new_pipeline(self, peer: str, on_lost: OnLost[Reply]) -> Pipeline[Reply]:
+        return Pipeline(peer, ReplyDecoder(), lambda _: 1, on_lost)
 
 
 def _start_offset(partition: PartitionDescription, start: Start | None) -> int:

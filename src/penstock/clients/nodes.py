@@ -1,0 +1,40 @@
+"""Which node of several a client connects to.
+
+The first host of an address is tried first. One that cannot be reached, or whose connection was lost, is left for the one after it, and is
+tried again after all others. A client stays on a node for as long as that serves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from penstock.clients.url import Address
+from penstock.errors import Unreachable
+
+
+class Nodes:
+    """The nodes of an address, and which of them is next."""
+
+    def __init__(self, address: Address) -> None:
+        self._nodes = address.nodes
+        self._next = 0
+
+    def in_turn(self) -> Iterator[Address]:
+        """Yield each once. Stop the iteration at the one that answers: the others are left."""
+        first = self._next
+        for step in range(len(self._nodes)):
+            node = self._nodes[(first + step) % len(self._nodes)]
+            yield node
+            self.leave(node)
+
+    def leave(self, node: Address) -> None:
+        """Begin with the one after it from now on, unless another was left for that one already."""
+        if self._nodes[self._next] is node:
+            self._next = (self._next + 1) % len(self._nodes)
+
+
+def unreachable(address: Address, reasons: Mapping[str, str], tried: str = "") -> Unreachable:
+    """The error if no node can be reached, with the reason for each host that was tried."""
+    [first, *others] = set(reasons.values())
+    reason = first if not others else ", ".join(f"{host} ({why})" for host, why in reasons.items())
+    return Unreachable(f"cannot connect to {address}: {reason}{tried}")
