@@ -20,7 +20,7 @@ from penstock.admin import figures, http
 from penstock.admin.http import AdminServer, AdminSettings, State
 from penstock.admin.launcher import Launcher
 from penstock.admin.metrics import Metrics
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.clock import SystemClock
@@ -32,6 +32,7 @@ from penstock.net.stats import ListenerStats
 from penstock.protocols.flymq.operations.records import Produce
 from penstock.protocols.flymq.session import FlyMQStats
 from penstock.testing.clock import ManualClock
+from tests.open_access import OpenAccess
 
 
 class FailingDisk(Disk):

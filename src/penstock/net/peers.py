@@ -14,7 +14,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import msgspec
 import structlog
@@ -267,9 +267,3 @@ def _why(error: Exception) -> str:
 
 class _Refused(Exception):
     """The other node does not take the client."""
-
-
-class Dial(Protocol):
-    def leader(self) -> str | None: ...
-
-    async def dial(self, introduction: Introduction) -> Streams: ...

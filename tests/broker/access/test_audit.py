@@ -25,13 +25,14 @@ from penstock.broker.access.audit import (
     AuditEvent,
     AuditQuery,
 )
-from penstock.broker.access.checks import BROKER, SYSTEM, OpenAccess, Operation, Principal, Resource, ResourceKind
+from penstock.broker.access.checks import BROKER, SYSTEM, Operation, Principal, Resource, ResourceKind
 from penstock.errors import InvalidRequest, ShuttingDown
 from penstock.log.api import Engine
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import FaultyDisk
 from penstock.workers import WorkerPool
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 
 ANN = Principal("ann", address="192.0.2.1:50000")
 BOB = Principal("bob", address="198.51.100.9:40000")

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from penstock.broker.access.audit import Audit
-from penstock.broker.access.checks import OpenAccess
 from penstock.broker.access.logins import ATTEMPTS_MAX, Logins
 from penstock.broker.access.throttle import DELAY_S_FIRST, FREE_FAILURES_OF_ADDRESS, FREE_FAILURES_OF_USER, Throttle
 from penstock.errors import AuthenticationFailed, LimitExceeded
 from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
 from penstock.workers import WorkerPool
+from tests.open_access import OpenAccess
 
 HERE, THERE = "192.0.2.1:50000", "198.51.100.9:40000"
 

@@ -58,7 +58,6 @@ NOT_OPERATIONS = {
     "subscriptions.forget_topic",
     "subscriptions.topic_changed",
     "subscriptions.sweep",
-    "subscriptions.write_dead_letters",
     "subscriptions.end_idle",
     "api_keys.start",
     "api_keys.close",

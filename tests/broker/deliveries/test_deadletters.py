@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.access.audit import AuditQuery
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries import deadletters
 from penstock.broker.deliveries.deadletter_entries import HEADER_PREFIX, REASON_BYTES_MAX, DeadLetter, FailedRecord
@@ -27,6 +27,7 @@ from penstock.testing.clock import START_MS, ManualClock
 from penstock.workers import Check
 from tests.broker.producing import dead_letter, produce, read_values
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 OWN_HEADERS = encode_headers([("trace", b"abc"), ("empty", None)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.groups import coordinator as coordinator_module
 from penstock.broker.groups.assignment import TopicPartition
@@ -29,6 +29,7 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 

@@ -21,7 +21,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from penstock.background import Background
 from penstock.broker.access.audit import Audit
-from penstock.broker.access.checks import OpenAccess
 from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.idempotence.sequences import IN_FLIGHT_MAX
 from penstock.broker.limits import BrokerLimits
@@ -38,6 +37,7 @@ from penstock.workers import WorkerPool
 from tests.broker.idempotence.sending import Client, Request, client_of, places
 from tests.broker.producing import read_values
 from tests.engines import embedded, make_engine
+from tests.open_access import OpenAccess
 
 PRODUCERS_MAX = 2
 TOPICS = {"single": 1, "spread": 3, "unflushed": 2}
