@@ -93,6 +93,7 @@ class Pipelines(Part):
             str,
             Pipeline,
             entries_max=self._limits.pipelines_max,
+            limit="limits.pipelines_max",
             background=self.background,
         )
         self._asked_to_stop: dict[str, str] = {}

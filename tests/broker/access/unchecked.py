@@ -31,6 +31,7 @@ NOT_OPERATIONS = {
     "schedule.look",
     "schemas.exists",
     "audit.start",
+    "audit.apply_retention",
     "audit.close",
     "audit.note",
     "audit.note_denied",

@@ -96,7 +96,7 @@ async def test_a_dead_letter_is_the_record_with_its_story_in_headers(broker: Bro
 
 
 async def test_letters_are_put_aside_together_with_what_marks_them_done(engine: Engine, broker: Broker) -> None:
-    table = Table(engine, "__done", str, int, entries_max=10)
+    table = Table(engine, "__done", str, int, entries_max=10, limit="limits.settings_max")
     await table.load()
     await dead_letter(broker, [failed(b"1"), failed(b"2", topic="other")], [table.prepare([("x", 1)])])
     assert table.get("x") == 1

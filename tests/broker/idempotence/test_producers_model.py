@@ -59,7 +59,7 @@ class ProducersHouse:
         await self.engine.start()
         limits = BrokerLimits(producers_max=PRODUCERS_MAX)
         background, workers, access = Background(), WorkerPool(), OpenAccess()
-        audit = Audit(self.engine, self._clock, access, workers)
+        audit = Audit(self.engine, self._clock, BrokerLimits(), access, workers)
         context = Context(self.engine, self._clock, limits, access, audit, background, workers)
         validation = Validation(Registry(self.engine, self._clock, limits), background)
         self.producers = IdempotentProducers(context, Producer(self.engine, limits), validation)

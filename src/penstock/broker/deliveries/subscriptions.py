@@ -95,6 +95,7 @@ class Subscriptions(Part):
             int,
             StoredSubscription,
             entries_max=self._limits.subscriptions_max + 1,
+            limit="limits.subscriptions_max",
             background=self.background,
         )
         self._by_id: dict[int, Subscription] = {}
