@@ -235,7 +235,7 @@ def test_an_unknown_setting_names_the_file_and_what_may_be_meant(file: Path) -> 
                 "penstock.toml: log.zap is not a setting; log knows retention_ms, retention_bytes, compression, segment_bytes, segment_ms, "
                 "block_bytes_target, journal_bytes, checkpoint_bytes, tail_bytes_per_partition, tail_bytes_max, write_files_max, "
                 "reader_threads, maintenance_interval_s, tombstone_ms, merge_block_bytes, compact_dirty_ratio, compact_keys_max, "
-                "reserve_bytes, accept_gaps"
+                "snapshots_max, reserve_bytes, accept_gaps"
             ),
             "penstock.toml: listeners.flymq.bnd is not a setting; did you mean listeners.flymq.bind?",
             "penstock.toml: listeners.flymq.tls.certificate is not a setting; did you mean listeners.flymq.tls.cert?",

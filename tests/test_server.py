@@ -23,7 +23,7 @@ import trustme
 from structlog.testing import capture_logs
 
 from penstock import connect
-from penstock.broker.access.checks import SYSTEM, OpenAccess, Operation, Principal, Resource
+from penstock.broker.access.checks import SYSTEM, Operation, Principal, Resource
 from penstock.config import Config
 from penstock.errors import (
     AuthenticationFailed,
@@ -44,6 +44,7 @@ from penstock.session_sources import PROTOCOLS, QUIC_PROTOCOLS
 from penstock.testing.faults import FaultyDisk
 from tests.descriptors import open_sockets
 from tests.net.line_session import hang_up, read_to_end, until
+from tests.open_access import OpenAccess
 
 LIST_TOPICS = struct.pack(">BBBBI", 0xAF, 1, ListTopics.opcode, 0, 0)
 CONNECTION_KIB_MAX = 5

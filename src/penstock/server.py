@@ -45,7 +45,6 @@ from penstock.log.migration.state import check_served
 from penstock.net.certificates import own_certificate
 from penstock.net.flow import InFlightBudget
 from penstock.net.limits import QuicLimits, TcpLimits
-from penstock.net.listener import STOP_GRACE_S
 from penstock.net.peers import Dialer, PeerSession
 from penstock.net.quic import QuicListener
 from penstock.net.quic_tls import quic_server_tls
@@ -259,6 +258,7 @@ class Server:
             await self.launcher.open()
 
     async def _apply_declared_topics(self) -> None:
+        await self.broker.audit.apply_retention()
         existing = {name: info.config for name, info in self.engine.topics().items()}
         for change in plan(existing, declared_topics(self.config)):
             if change.before is None:
@@ -377,7 +377,7 @@ class Server:
         listeners: list[TcpListener | QuicListener] = list(self.listeners.values())
         if self._peers is not None:
             listeners.append(self._peers)
-        await asyncio.gather(*(listener.stop(STOP_GRACE_S) for listener in listeners))
+        await asyncio.gather(*(listener.stop() for listener in listeners))
 
     def _address(self, listener: str) -> str:
         return self.listeners[listener].address
@@ -396,6 +396,7 @@ def _admin_settings(config: Config, settings: Admin) -> AdminSettings:
         login_required=config.admin_login_required,
         probes_open=settings.probes_open,
         configuration={key: Setting(format_setting(key, value), origins[key]) for key, value in config.values.items()},
+        limits=settings,
     )
 
 

@@ -20,7 +20,7 @@ from penstock.admin import figures, http
 from penstock.admin.http import AdminServer, AdminSettings, State
 from penstock.admin.launcher import Launcher
 from penstock.admin.metrics import Metrics
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.clock import SystemClock
@@ -28,10 +28,12 @@ from penstock.errors import ConfigError, NoSpace
 from penstock.log.api import TopicConfig
 from penstock.log.embedded import EmbeddedEngine
 from penstock.log.embedded.disk import Disk
+from penstock.net.limits import AdminLimits
 from penstock.net.stats import ListenerStats
 from penstock.protocols.flymq.operations.records import Produce
 from penstock.protocols.flymq.session import FlyMQStats
 from penstock.testing.clock import ManualClock
+from tests.open_access import OpenAccess
 
 
 class FailingDisk(Disk):
@@ -371,7 +373,7 @@ async def test_a_connection_serves_one_request_after_another(node: Node) -> None
 
 
 async def test_a_request_that_never_ends_is_cut_off(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "RESPONSE_S_MAX", 0.01)
+    monkeypatch.setattr(node.admin._http, "limits", AdminLimits.model_construct(response_s_max=0.01))
     reader, writer = await node.connect()
     writer.write(b"GET /livez HTTP/1.1\r\nhost:")
     assert await rest(reader) == b""
@@ -386,7 +388,7 @@ SLOW_BODY = b"POST /api/v1/topics HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length:
 async def test_a_connection_too_many_takes_the_place_of_the_one_that_sent_no_request_for_longest(
     node: Node, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(http, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(node.admin._http, "limits", AdminLimits(max_connections=2))
     idle, idle_writer = await node.connect()
     idle_writer.write(sent)
     if sent == PROBE:
@@ -402,7 +404,7 @@ async def test_a_connection_too_many_takes_the_place_of_the_one_that_sent_no_req
 
 
 async def test_connections_that_are_being_answered_do_not_give_way(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(node.admin._http, "limits", AdminLimits(max_connections=1))
     answering, go_on = asyncio.Event(), asyncio.Event()
 
     async def slowly(metrics: Metrics) -> bytes:

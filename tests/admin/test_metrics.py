@@ -204,7 +204,7 @@ def test_pipelines_are_told_apart_by_their_stages() -> None:
         Stage("bronze/orders", "running", 100, 0, 7, 3, 250),
         Stage("silver/orders", "running", 90, 4, -1, 2, 400),
     )
-    info = PipelineInfo("sales", "ada", "run-1", 1, 2, "running", "", stages, stopping=False, alive=True)
+    info = PipelineInfo("ada", "run-1", 1, 2, "running", "", stages, name="sales", stopping=False, alive=True)
     samples = scraped(figures(pipelines=[info]))
     assert samples["penstock_pipeline_up", (("pipeline", "sales"),)] == 1
     silver = (("pipeline", "sales"), ("stage", "silver/orders"))
@@ -218,7 +218,9 @@ def test_pipelines_are_told_apart_by_their_stages() -> None:
 
 def test_pipelines_beyond_the_bound_are_left_out_and_counted() -> None:
     stages = tuple(Stage(f"bronze/{n}", "running", 0, 0, 0, 0, 0) for n in range(200))
-    infos = [PipelineInfo(f"p{n}", "", "r", 1, 2, "running", "", stages, stopping=False, alive=True) for n in range(6)]
+    infos = [
+        PipelineInfo("", "r", 1, 2, "running", "", stages, name=f"p{n}", stopping=False, alive=True) for n in range(6)
+    ]
     samples = scraped(figures(pipelines=infos))
     assert samples["penstock_pipelines_left_out", ()] == 2
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
 from tests.broker.transaction_house import House
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 
 
 @pytest.fixture

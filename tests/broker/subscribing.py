@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.cursor import NotInMemory
 from penstock.broker.deliveries.subscription import QOS0_HEADERS, Delivery, DeliveryPolicy, Subscription
@@ -16,6 +16,7 @@ from penstock.log.embedded import EngineOptions
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 
 POLICY = DeliveryPolicy(deliveries_max=3, backoff_ms=100, in_flight_max=4)
 
@@ -78,3 +79,8 @@ async def publish_qos0(broker: Broker, topic: str, values: list[bytes]) -> None:
     placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     broker.produce(ANONYMOUS, topic, -1, values, None, [QOS0_HEADERS] * len(values), done=placed.set_result)
     await placed
+
+
+async def write_dead_letters(broker: Broker) -> None:
+    """Write a batch of dead letters of every subscription that has some to write, as the background loop does."""
+    await broker.subscriptions._writer.dead_letter_exhausted()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.topics.settings import PartitionDescription
@@ -21,6 +21,7 @@ from penstock.errors import (
 from penstock.log.api import Engine, TopicConfig
 from penstock.testing.clock import START_MS, ManualClock
 from tests.broker.producing import produce
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 

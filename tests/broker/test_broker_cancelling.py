@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.access.audit import AuditQuery
-from penstock.broker.access.checks import ANONYMOUS, SYSTEM, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS, SYSTEM
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.deadletter_entries import FailedRecord
 from penstock.broker.deliveries.subscriptions import SUBSCRIPTIONS_TOPIC
@@ -25,6 +25,7 @@ from tests.broker.accounts import broker_with_users, user
 from tests.broker.cancelling import at_every_step, cancelled_at
 from tests.broker.producing import dead_letter, produce, read_values
 from tests.broker.transaction_house import House
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import NotLeading, NotWritten, PenstockError, TopicExists
@@ -17,6 +17,7 @@ from penstock.testing.shared_engine import SharedEngine
 from penstock.testing.shared_log import SharedLog
 from tests.broker.producing import produce, read_values
 from tests.broker.subscribing import subscribe, take_values
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import (
@@ -34,6 +34,7 @@ from penstock.log.embedded.options import EngineOptions
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import appended, produce
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 EXISTING = st.sampled_from(["t", "a/b"])

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.idempotence.stored import Written
 from penstock.broker.limits import BrokerLimits
@@ -19,6 +19,7 @@ from penstock.testing.shared_log import SharedLog
 from tests.broker.idempotence.sending import client_of
 from tests.broker.producing import produce, read_values
 from tests.broker.subscribing import subscribe, take_values
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.cluster import ClusterStatus
 from penstock.broker.limits import BrokerLimits
@@ -18,6 +18,7 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 from tests.protocols.flymq.conversation import Conversation
 
 

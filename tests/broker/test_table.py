@@ -39,7 +39,15 @@ SettingTable = Table[str, Setting]
 
 
 def new_table(engine: Engine, entries_max: int = 1000, value_bytes_max: int = 1000) -> SettingTable:
-    return Table(engine, "__settings", str, Setting, entries_max=entries_max, value_bytes_max=value_bytes_max)
+    return Table(
+        engine,
+        "__settings",
+        str,
+        Setting,
+        entries_max=entries_max,
+        limit="limits.settings_max",
+        value_bytes_max=value_bytes_max,
+    )
 
 
 async def loaded(engine: Engine) -> SettingTable:
@@ -95,7 +103,13 @@ async def test_a_table_is_what_it_was_after_a_restart(tmp_path: Path, clock: Man
     await engine.start()
     seen: list[tuple[str, Setting | None]] = []
     reloaded: SettingTable = Table(
-        engine, "__settings", str, Setting, entries_max=1000, on_change=lambda key, value: seen.append((key, value))
+        engine,
+        "__settings",
+        str,
+        Setting,
+        entries_max=1000,
+        limit="limits.settings_max",
+        on_change=lambda key, value: seen.append((key, value)),
     )
     await reloaded.load()
     assert dict(reloaded.items()) == entries
@@ -115,7 +129,7 @@ async def test_what_does_not_fit_is_refused_before_anything_is_written(engine: E
     with pytest.raises(InvalidRequest, match=f"at most {KEY_BYTES_MAX}"):
         await table.put("k" * KEY_BYTES_MAX, Setting("x"))
     first, second = table.put("a", Setting("x")), table.put("b", Setting("x"))
-    with pytest.raises(LimitExceeded, match="full with 2 entries"):
+    with pytest.raises(LimitExceeded, match=r"full with 2 entries: delete some or raise limits\.settings_max"):
         await table.put("c", Setting("x"))
     await asyncio.gather(first, second)
     await table.put("a", Setting("y"))
@@ -182,7 +196,7 @@ async def test_a_prepared_change_shows_with_the_records_it_was_appended_with(eng
 
 async def test_changes_of_two_tables_need_no_records_beside_them(engine: Engine) -> None:
     table = await loaded(engine)
-    other: SettingTable = Table(engine, "__others", str, Setting, entries_max=10)
+    other: SettingTable = Table(engine, "__others", str, Setting, entries_max=10, limit="limits.settings_max")
     await other.load()
     changes = [table.prepare([("a", Setting("x"))]), other.prepare([("b", Setting("y"))])]
     assert await together(engine, [], changes) is None
@@ -271,7 +285,9 @@ async def test_tables_of_several_nodes_show_all_changes_in_the_order_of_the_log(
         def on_change(key: str, value: Setting | None, heard: list[tuple[str, int]] = heard) -> None:
             heard.append((key, -1 if value is None else value.size))
 
-        table: SettingTable = Table(node, "__settings", str, Setting, entries_max=1000, on_change=on_change)
+        table: SettingTable = Table(
+            node, "__settings", str, Setting, entries_max=1000, limit="limits.settings_max", on_change=on_change
+        )
         await table.load()
         tables.append(table)
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.transactions.transactions import Added, Transactions
@@ -17,6 +17,7 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import read_values
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 
 ALICE, BOB = Principal("alice"), Principal("bob")
 

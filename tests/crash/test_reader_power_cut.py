@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.subscription import DeliveryPolicy, Subscription
 from penstock.broker.limits import BrokerLimits
@@ -20,6 +20,7 @@ from penstock.testing.powercut import PowerCutDisk
 from tests.broker.producing import produce
 from tests.broker.subscribing import ack, durable, take
 from tests.crash.test_power_cut import close_without_power
+from tests.open_access import OpenAccess
 
 SEEDS = 20
 CUTS = 2

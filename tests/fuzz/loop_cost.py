@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hypothesis import settings
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import ProtocolViolation
@@ -21,6 +21,7 @@ from penstock.log.embedded import EmbeddedEngine
 from penstock.net.quic_session import QuicSessionFactory, Stream, StreamSession
 from penstock.net.session import Connection, Session, SessionFactory
 from penstock.testing.clock import ManualClock
+from tests.open_access import OpenAccess
 from tests.protocols.transport import PEER, MemoryTransport
 
 READ_BYTES = 256 << 10

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.broker.access.checks import OpenAccess
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.log.embedded import EmbeddedEngine
 from penstock.testing.clock import ManualClock
+from tests.open_access import OpenAccess
 
 
 class Stage:

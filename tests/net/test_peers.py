@@ -16,7 +16,7 @@ from penstock.errors import NotLeading
 from penstock.net.limits import TcpLimits
 from penstock.net.peers import NONCE_BYTES, Dialer, Introduction, PeerSession
 from penstock.net.session import Connection
-from penstock.net.tcp import KEEPALIVE_IDLE_S, TcpListener
+from penstock.net.tcp import TcpListener
 from penstock.net.tls import client_context, server_context
 from penstock.testing.clock import ManualClock
 
@@ -85,7 +85,7 @@ async def test_a_node_that_was_cut_off_without_a_word_is_noticed_from_either_sid
     for transport in (writer.transport, accepted._transport):
         connected = transport.get_extra_info("socket")
         assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEPALIVE_IDLE_S
+        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == TcpLimits().keepalive_idle_s
         if transport is writer.transport:  # which waits for answers
             assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
     writer.close()

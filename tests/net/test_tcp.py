@@ -258,11 +258,11 @@ async def test_stopping_waits_for_answers_also_after_other_connections_have_ende
 
 
 async def test_stopping_waits_no_longer_than_its_grace() -> None:
-    async with serving() as service:
+    async with serving(TcpLimits(stop_grace_s=0)) as service:
         reader, writer, session = await service.connect()
         writer.write(b"later one\n")
         await until(lambda: len(session.later) == 1)
-        await service.listener.stop(grace_s=0)
+        await service.listener.stop()
         assert service.stats.closed_unanswered == 1
         assert session.is_closed
         assert service.listener.budget.held_bytes == 0

@@ -15,9 +15,9 @@ import pytest
 
 import penstock.spark
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.connection import close_pooled_clients
 from penstock.testing import BrokerProcess, RunningBroker
 from tests.spark.jvm import FAST_MASTER, FAST_SETTINGS
+from tests.spark.pooled_clients import close_pooled_clients
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,10 +15,10 @@ import pytest
 
 from penstock.errors import DataLoss
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.connection import close_pooled_clients
 from penstock.spark.offsets import StreamOffset
 from penstock.testing import RunningBroker
 from tests.spark.by_hand import Row, Source, Stream, maintain, rows
+from tests.spark.pooled_clients import close_pooled_clients
 
 STEPS = 80
 PARTITIONS = 2

@@ -25,12 +25,12 @@ from penstock.log.block import Block
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.record_headers import encode_headers
 from penstock.spark import reading
-from penstock.spark.connection import close_pooled_clients
 from penstock.spark.planner import Slice
 from penstock.spark.schema import HEADERS_TYPE
 from penstock.spark.source import PenstockDataSource, PenstockReader, SliceTask
 from penstock.testing import RunningBroker
 from tests.spark.by_hand import Source, engine_of, maintain, rows, run, task_rows
+from tests.spark.pooled_clients import close_pooled_clients
 
 BOTH = pytest.mark.parametrize("wire", [False, True], ids=["files", "wire"])
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.connection import close_pooled_clients
 from penstock.testing import RunningBroker
 from tests.spark.by_hand import Row, Source, Stream, maintain, rows
+from tests.spark.pooled_clients import close_pooled_clients
 
 STEPS = 60
 PARTITIONS = 3

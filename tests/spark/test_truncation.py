@@ -16,11 +16,11 @@ from penstock.errors import DataLoss, OffsetOutOfRange
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.protocols.flymq.operations.blocks import PartitionSpan, TopicSpans
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.connection import close_pooled_clients
 from penstock.spark.source import SliceTask
 from penstock.testing import RunningBroker
 from tests.log.embedded.storage import cut_log
 from tests.spark.by_hand import Source, Stream, rows
+from tests.spark.pooled_clients import close_pooled_clients
 
 LENIENT = {"failOnDataLoss": "false"}
 

@@ -48,13 +48,11 @@ from penstock.clock import SystemClock
 from penstock.errors import NotLeading, PenstockError
 from penstock.inspection import DissectorFactory
 from penstock.log.api import Engine
+from penstock.net.limits import AdminLimits
 from penstock.net.listener import cannot_listen
 from penstock.stats import SessionStats
 from penstock.units import Address, is_loopback, parse_address
 
-CONNECTIONS_MAX = 64
-RESPONSE_S_MAX = 40.0
-"""From the connection, or the response before, to the end of the next response."""
 HANDSHAKE_S_MAX = 10.0
 """Of TLS, before which a connection does not count yet."""
 KEEP_ALIVE_S = 20
@@ -76,6 +74,7 @@ class AdminSettings:
     probes_open: bool = True
     """Whether health and metrics are served to everybody who reaches the address."""
     configuration: Mapping[str, Setting] = field(default_factory=dict)
+    limits: AdminLimits = field(default_factory=AdminLimits)
 
 
 class AdminServer:
@@ -117,9 +116,9 @@ class AdminServer:
         self._inspector = Inspector(listeners, dissectors or {}, self._clock)
         self._version = version("penstock")
         self._server: asyncio.Server | None = None
-        self._http = _Connections()
-        logins = Logins(broker, self._clock, required=settings.login_required)
-        self._door = Door(self._clock, logins, exposed=not is_loopback(self._bind.host))
+        self._http = _Connections(settings.limits)
+        logins = Logins(broker, self._clock, settings.limits, required=settings.login_required)
+        self._door = Door(self._clock, logins, settings.limits, exposed=not is_loopback(self._bind.host))
         self._probes_open = settings.probes_open
         self._access = broker.access
         given = Surroundings(
@@ -307,8 +306,9 @@ class AdminServer:
 class _Connections(ServerState):
     """uvicorn's record of open connections and running requests, with a way to wait for the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: AdminLimits) -> None:
         super().__init__()
+        self.limits = limits
         self.all_closed = asyncio.Event()
         self.all_closed.set()
         self.turns = itertools.count(1)
@@ -325,7 +325,7 @@ class _BoundedHttp(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.server_state.all_closed.clear()
-        if sum(not each.transport.is_closing() for each in self.connections) > CONNECTIONS_MAX:
+        if sum(not each.transport.is_closing() for each in self.connections) > self.server_state.limits.max_connections:
             self._make_room()
         if not transport.is_closing():
             self._arm()
@@ -359,7 +359,7 @@ class _BoundedHttp(H11Protocol):
         self._disarm()
         if not self.transport.is_closing():
             self.turn = next(self.server_state.turns)
-            self._deadline = self.loop.call_later(RESPONSE_S_MAX, self.transport.abort)
+            self._deadline = self.loop.call_later(self.server_state.limits.response_s_max, self.transport.abort)
 
     def _disarm(self) -> None:
         if self._deadline is not None:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Literal, NamedTuple
 
+import msgspec
 import structlog
 
 from penstock.background import Background, Loop, run_to_completion
@@ -172,7 +173,7 @@ class Launcher:
         """Every pipeline that is declared or has reported, by name."""
         known = {each.name: each for each in self._pipelines.infos()}
         for name in self.declared:
-            known.setdefault(name, PipelineInfo(name, "", "", 0, 0, DECLARED, "", (), False, False))
+            known.setdefault(name, PipelineInfo("", "", 0, 0, DECLARED, "", (), name=name, stopping=False, alive=False))
         return [self._view(each) for _, each in sorted(known.items())]
 
     def view(self, name: str) -> View:
@@ -239,15 +240,17 @@ class Launcher:
         is_own, is_active = process.has_reported(info), info.state in ACTIVE_STATES
         if process.ended_ms is None:
             if is_own and is_active:
-                info = info._replace(alive=True)  # also if it has been silent
+                info = msgspec.structs.replace(info, alive=True)  # also if it has been silent
             elif is_own or not info.alive:
                 # It has told its end and is not gone yet, or has not reported yet.
                 is_ending = is_own or process.stop_asked
                 state, message = ("stopping", info.message) if is_ending else ("starting", "")
-                info = info._replace(state=state, message=message, alive=True, stopping=is_ending)
+                info = msgspec.structs.replace(info, state=state, message=message, alive=True, stopping=is_ending)
         elif is_active if is_own else info.updated_ms <= process.started_ms:
             # It has ended without a last report, or before its first: a report of the millisecond it started in is of the run before.
-            info = info._replace(state=process.outcome, message=process.reason, alive=False, stopping=False)
+            info = msgspec.structs.replace(
+                info, state=process.outcome, message=process.reason, alive=False, stopping=False
+            )
         return View(info, declared, process)
 
     def _log(self, name: str) -> Path:

@@ -207,7 +207,7 @@ class RegistryApi(Application):
             path = request.scope["raw_path"].decode("ascii", "replace").removeprefix(PREFIX)
             found, parameters = self._routes.find(request.method, path)
             request.scope[ROUTE] = PREFIX + found.path
-            body = await read_body(request, caller)
+            body = await read_body(request, caller, self._door.limits)
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if request.method in ("POST", "PUT") and kind not in BODY_TYPES:
                 raise HttpProblem(

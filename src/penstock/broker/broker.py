@@ -103,7 +103,9 @@ class Broker:
         self.workers = WorkerPool()
         """For work of this broker and its sessions that takes too long for the event loop."""
         self._clock = clock
-        self._accounts = Accounts(engine, clock, access, access_settings or AccessSettings(), background, self.workers)
+        self._accounts = Accounts(
+            engine, clock, access, access_settings or AccessSettings(), limits, background, self.workers
+        )
         self.access: AccessPolicy = self._accounts.access
         self.users = self._accounts.users
         self.acls = self._accounts.acls

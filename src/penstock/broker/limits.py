@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.log.api import PARTITIONS_MAX
 from penstock.names import NAME_BYTES_MAX
-from penstock.settings import DurationMs, Section, Size
+from penstock.settings import DurationMs, Seconds, Section, Size
 
 # Offsets and times travel as signed 64-bit numbers in the log and in every protocol.
 INT64_MAX: Final = (1 << 63) - 1
@@ -19,6 +19,13 @@ INT64_MAX: Final = (1 << 63) - 1
 RECORD_BYTES_CEILING: Final = (32 << 20) - 1024
 # With its compiled form it is one record of a table.
 SCHEMA_BYTES_CEILING: Final = 4 << 20
+# A list of more does not fit into a request of FlyMQ.
+ROLES_PER_PRINCIPAL_CEILING: Final = 1_000
+ACL_ENTRIES_CEILING: Final = 1_000
+MEMBER_TOPICS_CEILING: Final = 1_000
+GROUP_PARTITIONS_CEILING: Final = 65_536
+# With its overhead such a reply fits into a frame.
+FETCH_BYTES_CEILING: Final = 16 << 20
 
 
 class BrokerLimits(Section):
@@ -49,6 +56,21 @@ class BrokerLimits(Section):
     """Members of all groups: subscriptions of open connections."""
     group_name_bytes_max: Size = Field(NAME_BYTES_MAX, ge=1, le=NAME_BYTES_MAX)
     """The name of a group or subscription."""
+    # As many as a topic has partitions by default; more would have nothing to read.
+    members_per_group_max: int = Field(1_000, ge=1)
+    """Members of one group."""
+    topics_per_member_max: int = Field(100, ge=1, le=MEMBER_TOPICS_CEILING)
+    """Topics that one member of a group subscribes to."""
+    # Each is looked up with every heartbeat of the group.
+    topics_per_group_max: int = Field(1_000, ge=1)
+    """Topics of all members of one group together."""
+    # An entry with 50,000 takes 500 KB of the 1 MiB that fit into a table.
+    partitions_per_group_max: int = Field(50_000, ge=1, le=GROUP_PARTITIONS_CEILING)
+    """Partitions of these topics."""
+    group_session_ms_min: DurationMs = Field(1_000, ge=100)
+    """The shortest session timeout that a member of a group may ask for."""
+    group_session_ms_max: DurationMs = Field(600_000, ge=100)
+    """The longest one."""
     # Each takes about 1 KiB of memory and an entry of a table.
     subscriptions_max: int = Field(10_000, ge=1)
     """Subscriptions (BlipMQ) and groups that share records (Fujin, Felix), connected or not. `penstock group delete` deletes one."""
@@ -133,3 +155,51 @@ class BrokerLimits(Section):
     # Each is an entry of a table, and a series in the metrics for each of its stages.
     pipelines_max: int = Field(1_000, ge=1)
     """Names under which pipelines have reported."""
+    users_max: int = Field(10_000, ge=1)
+    """Users."""
+    roles_max: int = Field(1_000, ge=1)
+    """Roles, the built-in ones not counted."""
+    roles_per_principal_max: int = Field(64, ge=1, le=ROLES_PER_PRINCIPAL_CEILING)
+    """Roles of one user or API key."""
+    acls_max: int = Field(10_000, ge=1)
+    """ACLs."""
+    # A role with many users says the same with one entry.
+    acl_entries_max: int = Field(256, ge=1, le=ACL_ENTRIES_CEILING)
+    """Users and roles in one ACL."""
+    # A list of them all still fits into one reply frame.
+    acl_entries_total_max: int = Field(50_000, ge=1)
+    """Users and roles in all ACLs together."""
+    # Few, because people mistype, and an attempt that is refused at once costs the broker no password hash.
+    login_failures_per_user_max: int = Field(3, ge=0, le=1_000)
+    """Failed logins of one user that delay nothing. Each further one delays the next attempt, twice as long as the one before."""
+    # More than a user's, because many users may share an address.
+    login_failures_per_address_max: int = Field(10, ge=0, le=1_000)
+    """The same, from one source address."""
+    login_delay_s_max: Seconds = Field(30.0, ge=0.25)
+    """The longest such delay."""
+    logins_in_flight_max: int = Field(1_000, ge=1)
+    """Logins with a password at the same time, those that wait for their turn included."""
+    audit_retention_ms: DurationMs = Field(90 * 24 * 3600 * 1000, ge=60_000)
+    """Audit events older than this are deleted."""
+    # Segments of the trail have 8 MiB.
+    audit_retention_bytes: Size = Field(64 << 20, ge=16 << 20)
+    """When the changes in the audit trail take more than this, the oldest are deleted; the same for its logins and refusals."""
+    # Deployed brokers stop at 1,000; more saves round trips, and a reader cannot tell the difference.
+    fetch_records_max: int = Field(10_000, ge=1)
+    """Records in the reply to one FETCH (FlyMQ)."""
+    # A connection holds one reply beyond its send buffer, so this bounds what a reader that does not read can cost.
+    fetch_bytes_max: Size = Field(4 << 20, ge=1, le=FETCH_BYTES_CEILING)
+    """Size of the reply to one FETCH (FlyMQ), unless its first record is larger."""
+    fetch_scanned_max: int = Field(10_000, ge=1)
+    """Records that one FETCH (FlyMQ) skips, because of its filter or because they have expired. The next FETCH continues there."""
+    fetch_scan_s_max: Seconds = Field(0.25, ge=0.001)
+    """The longest that one FETCH (FlyMQ) filters records."""
+
+    @model_validator(mode="after")
+    def _sessions_are_possible(self) -> BrokerLimits:
+        if self.group_session_ms_min > self.group_session_ms_max:
+            raise ValueError(
+                f"group_session_ms_min = {self.group_session_ms_min} is more than group_session_ms_max = "
+                f"{self.group_session_ms_max}: no session timeout would be in range"
+            )
+        return self

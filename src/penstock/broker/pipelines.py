@@ -69,15 +69,10 @@ class Report(NamedTuple):
     stages: Sequence[Stage]
 
 
-class PipelineInfo(NamedTuple):
+class PipelineInfo(Pipeline, frozen=True, kw_only=True):
+    """A pipeline and what follows from its last report."""
+
     name: str
-    owner: str
-    run: str
-    started_ms: int
-    updated_ms: int
-    state: str
-    message: str
-    stages: tuple[Stage, ...]
     stopping: bool
     """It was asked to stop and has not reported yet that it has."""
     alive: bool
@@ -93,6 +88,7 @@ class Pipelines(Part):
             str,
             Pipeline,
             entries_max=self._limits.pipelines_max,
+            limit="limits.pipelines_max",
             background=self.background,
         )
         self._asked_to_stop: dict[str, str] = {}
@@ -167,16 +163,10 @@ class Pipelines(Part):
     def infos(self) -> list[PipelineInfo]:
         return [
             PipelineInfo(
-                name,
-                entry.owner,
-                entry.run,
-                entry.started_ms,
-                entry.updated_ms,
-                entry.state,
-                entry.message,
-                entry.stages,
-                entry.stop_run == entry.run and entry.state in ACTIVE_STATES,
-                self._alive(entry),
+                *msgspec.structs.astuple(entry),
+                name=name,
+                stopping=entry.stop_run == entry.run and entry.state in ACTIVE_STATES,
+                alive=self._alive(entry),
             )
             for name, entry in sorted(self._table.items())
         ]

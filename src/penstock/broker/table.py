@@ -119,13 +119,14 @@ class Table(Generic[_Key, _Value]):
         value_type: type[_Value],
         *,
         entries_max: int,
+        limit: str,
         value_bytes_max: int = VALUE_BYTES_MAX,
         on_change: Callable[[_Key, _Value | None], None] | None = None,
         shared: bool = False,
         background: Background | None = None,
     ) -> None:
-        """A `shared` table is changed by every node, and of two changes of a key the last one in the log counts. Others are changed by the
-        node that leads."""
+        """`limit` names the setting that bounds the entries. A `shared` table is changed by every node, and of two changes of a key the
+        last one in the log counts. Others are changed by the node that leads."""
         assert is_internal(topic), f"table topic {topic} must be internal"
         if shared:
             engine.share(topic)
@@ -136,6 +137,7 @@ class Table(Generic[_Key, _Value]):
         self._value_decoder = msgspec.msgpack.Decoder(value_type)
         self._entries: dict[_Key, _Value] = {}
         self._entries_max = entries_max
+        self._limit = limit
         self._value_bytes_max = value_bytes_max
         self._on_change = on_change
         self._background = background or Background()
@@ -219,7 +221,7 @@ class Table(Generic[_Key, _Value]):
         # Changes in flight may add entries too; counting all of them keeps the bound at the price of refusing a little early.
         if added and len(self._entries) + self._in_flight_entries + added > self._entries_max:
             raise LimitExceeded(
-                f"table {self.topic} is full with {self._entries_max} entries: delete some or raise its limit"
+                f"table {self.topic} is full with {self._entries_max} entries: delete some or raise {self._limit}"
             )
         return PreparedChange(self, changes, BatchFor(self._partition, Batch(values, keys)))
 

@@ -42,7 +42,7 @@ from penstock.config.values import (
 from penstock.log.api import PARTITIONS_MAX, Durability, TopicConfig
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.kafka.settings import KafkaSettings
-from penstock.net.limits import FlowLimits
+from penstock.net.limits import AdminLimits, FlowLimits
 from penstock.settings import DurationMs, Seconds, Section
 from penstock.units import Address, format_size, is_loopback, parse_address
 
@@ -66,8 +66,8 @@ class Listeners(Section):
                 yield name, settings
 
 
-class Admin(Section):
-    """`[admin]`: the HTTP address of health checks, metrics and the admin API."""
+class _AdminEndpoint(Section):
+    """Where to listen, and how that is secured."""
 
     bind: Bind = "127.0.0.1:9600"
     """The address of `/livez`, `/readyz`, `/health`, `/metrics`, `/api/v1` and `/console`."""
@@ -87,7 +87,7 @@ class Admin(Section):
         return self.probes == "open" or (self.probes == "auto" and (not exposed or self.insecure))
 
     @model_validator(mode="after")
-    def _is_safe(self) -> Admin:
+    def _is_safe(self) -> _AdminEndpoint:
         secured = self.tls is not None and self.auth == "required"
         if not secured and not self.insecure and not is_loopback(parse_address(self.bind).host):
             raise ValueError(
@@ -95,6 +95,10 @@ class Admin(Section):
                 'or set tls.cert, tls.key and auth = "required", or accept the risk with insecure = true'
             )
         return self
+
+
+class Admin(AdminLimits, _AdminEndpoint):
+    """`[admin]`: the HTTP address of health checks, metrics and the admin API."""
 
 
 class Access(Section):

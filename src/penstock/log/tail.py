@@ -26,34 +26,30 @@ _RUNS_MAX: Final = 4
 class TailBudget:
     """Memory for all tails together. The partition written to least recently gives way first."""
 
-    __slots__ = ("_bytes_max", "_bytes_used", "_newest", "_tails")
+    __slots__ = ("_bytes_max", "_newest", "_tails", "bytes_used")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._bytes_used = 0
+        self.bytes_used = 0
         self._tails: OrderedDict[int, Tail] = OrderedDict()
         self._newest: Tail | None = None
         """The last of them, if it is known."""
 
-    @property
-    def bytes_used(self) -> int:
-        return self._bytes_used
-
     def changed(self, tail: Tail, by_bytes: int) -> None:
-        self._bytes_used += by_bytes
+        self.bytes_used += by_bytes
         if tail is not self._newest:
             self._newest = tail
             self._tails[id(tail)] = tail
             self._tails.move_to_end(id(tail))
-        while self._bytes_used > self._bytes_max and self._tails:
+        while self.bytes_used > self._bytes_max and self._tails:
             _, oldest = self._tails.popitem(last=False)
-            self._bytes_used -= oldest.forget()
+            self.bytes_used -= oldest.forget()
             if oldest is self._newest:
                 self._newest = None
 
     def drop(self, tail: Tail) -> None:
         if self._tails.pop(id(tail), None) is not None:
-            self._bytes_used -= tail.forget()
+            self.bytes_used -= tail.forget()
         if tail is self._newest:
             self._newest = None
 

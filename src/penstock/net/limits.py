@@ -37,6 +37,8 @@ class FlowLimits(Section):
     with an incomplete frame, or reads less than `under_pressure_bytes_min`, for this long."""
     under_pressure_bytes_min: Size = Field(64 * KIB, ge=1)
     """What a client must read of its replies in `under_pressure_s_max` while others wait."""
+    stop_grace_s: Seconds = Field(5.0, ge=0)
+    """How long a broker that stops waits for requests in flight to be answered and read, before it closes their connections."""
     descriptors_reserved: int = Field(64, ge=1)
     """File descriptors that connections leave to the log, at most a quarter of what the process may open."""
 
@@ -72,6 +74,11 @@ class TcpConnectionLimits(ConnectionLimits):
     # Each takes some 0.1 ms, for which everybody else waits.
     accepts_per_turn_max: int = Field(16, ge=1)
     """Connections accepted in one iteration of the event loop, so that a flood of them does not starve those that are open."""
+    # A client that vanished without a word is noticed after about two minutes, well before connections pile up.
+    keepalive_idle_s: Seconds = Field(60.0, ge=1, le=32_767)
+    """TCP keepalive: the kernel probes a connection without traffic for this long, in whole seconds."""
+    keepalive_interval_s: Seconds = Field(15.0, ge=1, le=32_767)
+    """Interval of these probes. After four without an answer the connection is closed."""
 
 
 class QuicConnectionLimits(ConnectionLimits):
@@ -113,3 +120,20 @@ class QuicLimits(QuicConnectionLimits, ListenerLimits):
 
     datagram_bytes: int = Field(1_452, gt=0)
     """The largest datagram to send."""
+
+
+class AdminLimits(Section):
+    """What the admin address keeps."""
+
+    max_connections: int = Field(64, ge=1, le=10_000)
+    """Open connections. A further one replaces the one whose next request has been awaited longest."""
+    response_s_max: Seconds = Field(40.0, ge=1)
+    """How long a connection may take for one request and its response."""
+    body_bytes_max: Size = Field(8 * MIB, ge=KIB, le=32 * MIB)
+    """The body of one request. Clients that have not logged in may send 16 KiB."""
+    request_rate_max: float = Field(200.0, gt=0)
+    """Requests a second from one source address. As many as in five seconds may come at once."""
+    session_idle_s_max: Seconds = Field(30 * 60.0, ge=1)
+    """A session that is not used for this long ends."""
+    session_s_max: Seconds = Field(12 * 3600.0, ge=1)
+    """The longest session. Then its user must log in again."""

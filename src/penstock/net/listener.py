@@ -21,7 +21,6 @@ from penstock.net.stats import ListenerStats
 from penstock.net.tap import Tappable
 from penstock.units import Address, parse_address
 
-STOP_GRACE_S = 5.0
 BIND_ADVICE = {
     errno.EADDRINUSE: "another process listens there; stop it or choose another port",
     errno.EACCES: "ports below 1024 need a privilege; choose a higher port",

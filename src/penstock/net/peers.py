@@ -14,15 +14,16 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import msgspec
 import structlog
 
 from penstock.errors import NotLeading, ProtocolViolation
 from penstock.net.descriptors import descriptor_mark
+from penstock.net.limits import TcpConnectionLimits
 from penstock.net.session import Connection, Session
-from penstock.net.tcp import SOCKET_OPTIONS
+from penstock.net.tcp import socket_options
 from penstock.units import parse_address
 
 NONCE_BYTES: Final = 16
@@ -32,6 +33,7 @@ DIAL_S_MAX: Final = 20.0
 """How long a client waits for a node that leads: longer than it takes to notice that one is gone, and to begin to lead."""
 ANSWER_S_MAX: Final = 5.0
 RETRY_S: Final = 0.1
+_SOCKET_OPTIONS: Final = socket_options(TcpConnectionLimits())
 UNHEARD: Final = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000)
 """A node that was cut off is noticed after as long if it was sent something, which the kernel repeats for 15 minutes otherwise, instead of
 looking whether it is alive."""
@@ -223,7 +225,7 @@ class Dialer:
             advice = _TLS_ADVICE
             try:
                 connected = writer.get_extra_info("socket")
-                for level, option, value in (*SOCKET_OPTIONS, UNHEARD):
+                for level, option, value in (*_SOCKET_OPTIONS, UNHEARD):
                     connected.setsockopt(level, option, value)
                 if connected.fileno() >= descriptor_mark(self._descriptors_reserved):
                     raise _Refused(_DESCRIPTORS_ADVICE)
@@ -267,9 +269,3 @@ def _why(error: Exception) -> str:
 
 class _Refused(Exception):
     """The other node does not take the client."""
-
-
-class Dial(Protocol):
-    def leader(self) -> str | None: ...
-
-    async def dial(self, introduction: Introduction) -> Streams: ...

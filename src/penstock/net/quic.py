@@ -19,7 +19,7 @@ import structlog
 from penstock.clock import Clock
 from penstock.net.flow import InFlightBudget
 from penstock.net.limits import QuicLimits
-from penstock.net.listener import STOP_GRACE_S, Listener
+from penstock.net.listener import Listener
 from penstock.net.quic_connection import Code, QuicServerConnection
 from penstock.net.quic_session import QuicSessionFactory
 from penstock.net.retry_tokens import Admitted, RetryTokens
@@ -97,10 +97,11 @@ class QuicListener(Listener[QuicServerConnection]):
         self._resets_left = RESETS_PER_SWEEP_MAX
         self._failure_lines_left = FAILURE_LINES_PER_SWEEP_MAX
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+    async def stop(self, grace_s: float | None = None) -> None:
         """Accept no more connections, let every session finish for at most `grace_s`, then close all connections."""
         if self._stopping:
             return
+        grace_s = self.limits.stop_grace_s if grace_s is None else grace_s
         self._stopping = True
         for connection in list(self._connections):
             if not connection.is_established:

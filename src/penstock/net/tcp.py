@@ -21,27 +21,28 @@ from penstock.clock import Clock
 from penstock.net.connection import READ_BYTES_MAX, TcpConnection
 from penstock.net.descriptors import descriptor_mark, next_descriptor
 from penstock.net.flow import InFlightBudget
-from penstock.net.limits import TcpLimits
-from penstock.net.listener import STOP_GRACE_S, Listener, within
+from penstock.net.limits import TcpConnectionLimits, TcpLimits
+from penstock.net.listener import Listener, within
 from penstock.net.session import SessionFactory
 from penstock.net.stats import ListenerStats
 from penstock.net.tls_transport import TlsBuffers, TlsTransport
 from penstock.units import Address
 
-# A peer that vanished without a word is noticed after about two minutes, well before connections pile up.
-KEEPALIVE_IDLE_S = 60
-KEEPALIVE_INTERVAL_S = 15
 KEEPALIVE_PROBES = 4
-SOCKET_OPTIONS = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
-)
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 log = structlog.get_logger("penstock.net")
+
+
+def socket_options(limits: TcpConnectionLimits) -> tuple[tuple[int, int, int], ...]:
+    """Return the options of every socket that is accepted or connected to another node."""
+    return (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, round(limits.keepalive_idle_s)),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, round(limits.keepalive_interval_s)),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
+    )
 
 
 class TcpListener(Listener[TcpConnection]):
@@ -74,6 +75,7 @@ class TcpListener(Listener[TcpConnection]):
         self.read_buffer = memoryview(bytearray(READ_BYTES_MAX))
         self._tls_buffers = TlsBuffers(self.read_buffer)
         self._quickack = quickack
+        self._socket_options = socket_options(self.limits)
         self._socket: socket.socket | None = None
         self._accepting = False
         self._descriptor_mark = 0
@@ -84,10 +86,11 @@ class TcpListener(Listener[TcpConnection]):
         await super().start()
         self._resume_accepting()
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+    async def stop(self, grace_s: float | None = None) -> None:
         """Accept and read no more, answer what is in flight for at most `grace_s`, then close every connection."""
         if self._stopping:
             return
+        grace_s = self.limits.stop_grace_s if grace_s is None else grace_s
         self._stopping = True
         self._pause_accepting()
         if self._socket is not None:
@@ -176,7 +179,7 @@ class TcpListener(Listener[TcpConnection]):
             if self.tls is not None:
                 tls = TlsTransport(connection, self.tls, self._tls_buffers, self.limits.linger_s_max)
             accepted.setblocking(False)
-            for level, option, value in SOCKET_OPTIONS:
+            for level, option, value in self._socket_options:
                 accepted.setsockopt(level, option, value)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection if tls is None else tls, accepted

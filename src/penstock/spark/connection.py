@@ -103,11 +103,6 @@ class _Clients:
                 client = self._clients[settings] = open_client(settings)
             return client
 
-    def close(self) -> None:
-        with self._lock:
-            while self._clients:
-                self._clients.popitem()[1].close()
-
 
 _clients = _Clients()
 
@@ -115,11 +110,6 @@ _clients = _Clients()
 def pooled_client(settings: ConnectionSettings) -> FlyMQClient:
     """The client of this process for a broker, opened with the first call. It stays open; do not close it."""
     return _clients.get(settings)
-
-
-def close_pooled_clients() -> None:
-    """Close it. Later requests for a pooled client get a new one."""
-    _clients.close()
 
 
 def open_client(settings: ConnectionSettings) -> FlyMQClient:

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.admin.api import application
 from penstock.admin.api.table import PREFIX
+from penstock.net.limits import AdminLimits
 from tests.admin.api.asking import LOGIN_REQUIRED, Asking, asking, new_key
 
 
@@ -94,7 +95,7 @@ def test_a_body_that_cannot_be_read_is_refused(ask: Asking, body: bytes) -> None
 
 
 def test_a_body_beyond_the_bound_is_refused(ask: Asking) -> None:
-    answer = ask("POST", "/topics", b" " * (application.BODY_BYTES_MAX + 1))
+    answer = ask("POST", "/topics", b" " * (AdminLimits().body_bytes_max + 1))
     assert (answer.status, answer.code) == (413, "body_too_large")
 
 
@@ -169,7 +170,7 @@ def test_a_bug_is_answered_with_a_problem(ask: Asking, monkeypatch: pytest.Monke
 
 
 def test_an_address_that_asks_too_often_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "Rates", lambda clock: Slow())
+    monkeypatch.setattr(application, "Rates", lambda clock, per_s: Slow())
     with asking() as ask:
         answer = ask("GET", "/status")
     assert (answer.status, answer.code, answer.headers["retry-after"]) == (429, "rate_limited", "3")

@@ -10,9 +10,11 @@ import pytest
 from penstock.admin.api import logins
 from penstock.admin.api.logins import COOKIE
 from penstock.broker.access.checks import SYSTEM
-from penstock.broker.access.throttle import FREE_FAILURES_OF_USER
+from penstock.broker.limits import BrokerLimits
 from penstock.testing.clock import ManualClock
 from tests.admin.api.asking import LOGIN_REQUIRED, Answer, Asking, asking, new_key, on_loop
+
+LIMITS = BrokerLimits()
 
 
 @pytest.fixture
@@ -127,11 +129,11 @@ def test_a_session_ends_when_it_is_not_used_and_after_half_a_day(ask: Asking, mo
     held = admin._door.logins
     session = in_session(ask, ask("POST", "/session", {"user": "ann", "password": "secret"}))
     [stored] = held._sessions.values()
-    stored.used_s -= logins.IDLE_S_MAX
+    stored.used_s -= held.limits.session_idle_s_max
     assert session("GET", "/topics").status == 401
     session = in_session(ask, ask("POST", "/session", {"user": "ann", "password": "secret"}))
     [stored] = held._sessions.values()
-    stored.started_s -= logins.SESSION_S_MAX
+    stored.started_s -= held.limits.session_s_max
     assert session("GET", "/topics").status == 401
     assert not held._sessions
 
@@ -152,7 +154,7 @@ def test_a_password_comes_with_each_request_where_a_client_sends_basic(ask: Aski
 
 def test_failed_logins_are_throttled_and_audited() -> None:
     with asking(ManualClock(), listeners=LOGIN_REQUIRED) as ask:  # its clock stands still, so the delay does not end
-        for _ in range(FREE_FAILURES_OF_USER + 1):
+        for _ in range(LIMITS.login_failures_per_user_max + 1):
             assert ask("POST", "/session", {"user": "ann", "password": "guess"}).status == 401
         refused = ask("POST", "/session", {"user": "ann", "password": "guess"})
         assert "too many failed attempts" in refused.json["detail"]

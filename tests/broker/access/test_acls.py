@@ -4,9 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.broker.access.acls import ENTRIES_MAX, AclInfo
+from penstock.broker.access.acls import AclInfo
 from penstock.broker.access.checks import SYSTEM, Operation, Principal, Resource, ResourceKind, is_allowed
 from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
 from penstock.errors import InvalidRequest, InvalidTopicName, LimitExceeded
 from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
@@ -96,13 +97,15 @@ async def test_entries_are_names_and_roles_that_exist(broker: Broker) -> None:
     with pytest.raises(InvalidRequest, match="there is no role boss: use one of admin, producer, consumer, guest"):
         await broker.acls.set_acl(SYSTEM, "t", roles=["boss:read"])
     with pytest.raises(LimitExceeded, match="too many for one ACL"):
-        await broker.acls.set_acl(SYSTEM, "t", users=[f"u{number}" for number in range(ENTRIES_MAX + 1)])
+        await broker.acls.set_acl(
+            SYSTEM, "t", users=[f"u{number}" for number in range(BrokerLimits().acl_entries_max + 1)]
+        )
 
 
 async def test_all_acls_together_are_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.broker.access.acls.ENTRIES_TOTAL_MAX", 3)
+    monkeypatch.setattr(broker.acls, "_limits", BrokerLimits(acl_entries_total_max=3))
     await broker.acls.set_acl(SYSTEM, "a", users=["ann", "bob"])
-    with pytest.raises(LimitExceeded, match="all ACLs together"):
+    with pytest.raises(LimitExceeded, match=r"all ACLs together.*limits\.acl_entries_total_max"):
         await broker.acls.set_acl(SYSTEM, "b", users=["ann", "bob"])
     await broker.acls.set_acl(SYSTEM, "a", users=["ann", "bob", "cid"])
 

@@ -10,14 +10,14 @@ import pytest
 from penstock.broker.access.api_keys import KEYS_TOPIC, digest_of
 from penstock.broker.access.audit import AuditQuery
 from penstock.broker.access.checks import SYSTEM, Principal
-from penstock.broker.access.directory import ROLES_PER_PRINCIPAL_MAX
-from penstock.broker.access.throttle import DELAY_S_MAX, FREE_FAILURES_OF_ADDRESS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import AuthenticationFailed, EntryNotFound, InvalidRequest, LimitExceeded
 from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
 from tests.engines import make_engine
+
+LIMITS = BrokerLimits()
 
 HERE = "192.0.2.1:1"
 
@@ -105,26 +105,26 @@ async def test_wrong_secrets_delay_those_that_people_chose_but_no_key_that_the_b
     def find(digest: bytes) -> Principal | None:
         return chosen if digest == digest_of("chosen") else None
 
-    for _ in range(FREE_FAILURES_OF_ADDRESS + 1):
-        clock.advance(DELAY_S_MAX)
+    for _ in range(LIMITS.login_failures_per_address_max + 1):
+        clock.advance(LIMITS.login_delay_s_max)
         assert keys.authenticate("guess", HERE, find, claimed) is None
     with pytest.raises(AuthenticationFailed, match="too many failed attempts"):
         keys.authenticate("chosen", HERE, find, claimed)
     login = keys.authenticate(made, HERE, find, claimed)
     assert login is not None
     assert login.principal.name == "key:worker"
-    clock.advance(DELAY_S_MAX)
+    clock.advance(LIMITS.login_delay_s_max)
     login = keys.authenticate("chosen", HERE, find, claimed)
     assert login is not None
     assert login == (chosen, None)
     events = (await broker.audit.query(SYSTEM, AuditQuery(types=["auth.success", "auth.failure"]))).events
     told = [(event.user, event.result) for event in events]
     assert told[:3] == [(chosen.name, "success"), ("key:worker", "success"), ("", "throttled")]
-    assert told[3:] == [(claimed or "key:unknown", "failure")] * (FREE_FAILURES_OF_ADDRESS + 1)
+    assert told[3:] == [(claimed or "key:unknown", "failure")] * (LIMITS.login_failures_per_address_max + 1)
 
 
 async def test_failures_of_one_protocol_count_for_the_others(broker: Broker) -> None:
-    for _ in range(FREE_FAILURES_OF_ADDRESS + 1):
+    for _ in range(LIMITS.login_failures_per_address_max + 1):
         assert broker.api_keys.authenticate("guess", HERE) is None
     with pytest.raises(AuthenticationFailed, match="too many failed attempts"):
         broker.logins.check("ann", HERE)
@@ -138,7 +138,7 @@ async def test_what_cannot_be_a_key_says_why(broker: Broker) -> None:
     with pytest.raises(InvalidRequest, match="there is no role boss"):
         await broker.api_keys.create(SYSTEM, "worker", ["boss"])
     with pytest.raises(InvalidRequest, match="too many for one key"):
-        await broker.api_keys.create(SYSTEM, "worker", ["guest"] * (ROLES_PER_PRINCIPAL_MAX + 1))
+        await broker.api_keys.create(SYSTEM, "worker", ["guest"] * (LIMITS.roles_per_principal_max + 1))
     assert broker.api_keys.names(SYSTEM) == []
 
 

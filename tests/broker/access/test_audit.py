@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,16 @@ from penstock.broker.access.audit import (
     AuditEvent,
     AuditQuery,
 )
-from penstock.broker.access.checks import BROKER, SYSTEM, OpenAccess, Operation, Principal, Resource, ResourceKind
+from penstock.broker.access.checks import BROKER, SYSTEM, Operation, Principal, Resource, ResourceKind
+from penstock.broker.limits import BrokerLimits
 from penstock.errors import InvalidRequest, ShuttingDown
 from penstock.log.api import Engine
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import FaultyDisk
 from penstock.workers import WorkerPool
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
+from tests.test_server import config_for, running
 
 ANN = Principal("ann", address="192.0.2.1:50000")
 BOB = Principal("bob", address="198.51.100.9:40000")
@@ -39,7 +43,7 @@ BOB = Principal("bob", address="198.51.100.9:40000")
 
 @pytest.fixture
 async def audit(engine: Engine, clock: ManualClock) -> AsyncIterator[Audit]:
-    audit = Audit(engine, clock, OpenAccess(), WorkerPool(), node="node-1")
+    audit = Audit(engine, clock, BrokerLimits(), OpenAccess(), WorkerPool(), node="node-1")
     await audit.start()
     yield audit
     await audit.close()
@@ -205,7 +209,7 @@ async def test_a_trail_that_cannot_be_written_is_counted_and_logged_once(tmp_pat
     disk = FaultyDisk()
     engine = make_engine(tmp_path / "data", clock=clock, disk=disk)
     await engine.start()
-    audit = Audit(engine, clock, OpenAccess(), WorkerPool())
+    audit = Audit(engine, clock, BrokerLimits(), OpenAccess(), WorkerPool())
     await audit.start()
     disk.fail_next_fsync()
     with capture_logs() as logs:
@@ -222,20 +226,23 @@ async def test_a_trail_that_cannot_be_written_is_counted_and_logged_once(tmp_pat
 
 
 async def test_the_trail_is_there_after_a_restart_and_its_size_is_bounded(engine: Engine, clock: ManualClock) -> None:
-    first = Audit(engine, clock, OpenAccess(), WorkerPool())
+    first = Audit(engine, clock, BrokerLimits(), OpenAccess(), WorkerPool())
     await first.start()
     first.note(ANN, "topic.create", "orders")
     await first.close()
     first.note(ANN, "topic.delete", "orders")
     assert first.stats.dropped == 1, "closed"
-    second = Audit(engine, clock, OpenAccess(), WorkerPool())
+    second = Audit(engine, clock, BrokerLimits(), OpenAccess(), WorkerPool())
     await second.start()
     assert await types(second) == ["topic.create"]
     await second.close()
+    limits = BrokerLimits()
     for topic in (AUDIT_TOPIC, ACCESS_AUDIT_TOPIC):
         config = engine.topics()[topic].config
-        assert config.retention_ms is not None
-        assert config.retention_bytes is not None
+        assert (config.retention_ms, config.retention_bytes) == (
+            limits.audit_retention_ms,
+            limits.audit_retention_bytes,
+        )
 
 
 @pytest.mark.parametrize("by", ["the broker", "the client"])
@@ -243,7 +250,7 @@ async def test_a_query_is_ended_by_a_stop_of_the_broker_and_by_that_of_its_clien
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     workers = WorkerPool()
-    audit, worker = Audit(engine, clock, OpenAccess(), workers), workers.worker()
+    audit, worker = Audit(engine, clock, BrokerLimits(), OpenAccess(), workers), workers.worker()
     await audit.start()
     for number in range(10 * EVENTS_PER_CHECK):
         audit.note(ANN, "topic.create", f"t{number}")
@@ -268,3 +275,13 @@ async def test_a_query_is_ended_by_a_stop_of_the_broker_and_by_that_of_its_clien
         await query
     assert len(compared) <= EVENTS_PER_CHECK
     await audit.close()
+
+
+async def test_a_trail_that_exists_gets_the_retention_that_is_configured(tmp_path: Path) -> None:
+    async with running(config_for(tmp_path)) as server:
+        created = server.engine.topics()[AUDIT_TOPIC].config
+    limits = {"audit_retention_ms": "365d", "audit_retention_bytes": "1 GiB"}
+    async with running(config_for(tmp_path, limits=limits)) as server:
+        for topic in (AUDIT_TOPIC, ACCESS_AUDIT_TOPIC):
+            altered = server.engine.topics()[topic].config
+            assert altered == replace(created, retention_ms=365 * 24 * 3600 * 1000, retention_bytes=1 << 30)

@@ -16,7 +16,6 @@ from penstock.broker.access.checks import (
     ANONYMOUS,
     SYSTEM,
     Declaration,
-    OpenAccess,
     Operation,
     Principal,
     Resource,
@@ -64,6 +63,7 @@ from penstock.testing.clock import ManualClock
 from tests.broker.access.unchecked import NOT_OPERATIONS
 from tests.broker.accounts import of_files
 from tests.broker.idempotence.sending import Numbers
+from tests.open_access import OpenAccess
 
 # Parts of the broker with operations of their own, by the attribute they are found under.
 PARTS: dict[str, type] = {

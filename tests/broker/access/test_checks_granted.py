@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from penstock.broker.access import checks
-from penstock.broker.access.checks import SYSTEM, OpenAccess, Operation, Principal, Resource
+from penstock.broker.access.checks import SYSTEM, Operation, Principal, Resource
 from penstock.broker.access.policy import RolePolicy
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
@@ -17,6 +17,7 @@ from penstock.log.api import Engine, TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.accounts import broker_with_users, user
 from tests.broker.producing import produce
+from tests.open_access import OpenAccess
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from penstock.broker.access.directory import (
     check_name,
     parse_entry,
 )
-from penstock.errors import InvalidRequest
+from penstock.broker.limits import BrokerLimits
+from penstock.errors import InvalidRequest, LimitExceeded
 from penstock.log.api import Engine
 
 READ, WRITE, DESCRIBE = Operation.READ, Operation.WRITE, Operation.DESCRIBE
@@ -21,13 +22,13 @@ READ, WRITE, DESCRIBE = Operation.READ, Operation.WRITE, Operation.DESCRIBE
 
 @pytest.fixture
 async def directory(engine: Engine) -> Directory:
-    directory = Directory(engine)
+    directory = Directory(engine, BrokerLimits())
     await directory.start()
     return directory
 
 
 async def test_built_in_roles_mean_what_deployed_brokers_mean_by_them(engine: Engine) -> None:
-    directory = Directory(engine)
+    directory = Directory(engine, BrokerLimits())
     allowed = {name: directory.permissions(frozenset({name})) for name in BUILT_IN_ROLES}
     assert allowed == {
         "admin": frozenset(Operation),
@@ -38,7 +39,7 @@ async def test_built_in_roles_mean_what_deployed_brokers_mean_by_them(engine: En
 
 
 async def test_permissions_of_several_roles_add_up_and_unknown_roles_give_none(engine: Engine) -> None:
-    directory = Directory(engine)
+    directory = Directory(engine, BrokerLimits())
     assert directory.permissions(frozenset({"producer", "consumer", "gone"})) == {READ, WRITE, DESCRIBE}
     assert directory.permissions(frozenset({"gone"})) == frozenset()
 
@@ -98,13 +99,13 @@ def test_only_a_right_is_cut_from_an_entry() -> None:
 
 
 async def test_users_roles_and_acls_are_there_again_after_a_restart(engine: Engine) -> None:
-    first = Directory(engine)
+    first = Directory(engine, BrokerLimits())
     await first.start()
     await first.users.put("ann", User("hash", ("operator",), True, 1, 2))
     await first.roles.put("operator", Role(("admin",)))
     await first.acls.put("ord*", Acl(True, (), ("operator",)))
     await first.close()
-    second = Directory(engine)
+    second = Directory(engine, BrokerLimits())
     await second.start()
     assert second.users.get("ann") == User("hash", ("operator",), True, 1, 2)
     assert second.has_admin()
@@ -129,3 +130,13 @@ def test_names_that_could_mislead_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "ann@example.org", "CN=billing,O=Example Ltd", "Jörg", "x" * 249])
 def test_other_names_are_taken(name: str) -> None:
     check_name("user name", name)
+
+
+async def test_users_roles_and_acls_are_bounded_by_settings(engine: Engine) -> None:
+    directory = Directory(engine, BrokerLimits(users_max=1, roles_max=1, acls_max=1))
+    await directory.start()
+    values = (User("hash", (), True, 1, 2), Role(()), Acl(True, (), ()))
+    for table, value in zip((directory.users, directory.roles, directory.acls), values, strict=True):
+        await table.put("a", value)  # type: ignore[attr-defined]
+        with pytest.raises(LimitExceeded, match=rf"raise limits\.{table.topic.lstrip('_')}_max"):  # type: ignore[attr-defined]
+            await table.put("b", value)  # type: ignore[attr-defined]

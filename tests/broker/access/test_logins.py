@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from penstock.broker.access.audit import Audit
-from penstock.broker.access.checks import OpenAccess
-from penstock.broker.access.logins import ATTEMPTS_MAX, Logins
-from penstock.broker.access.throttle import DELAY_S_FIRST, FREE_FAILURES_OF_ADDRESS, FREE_FAILURES_OF_USER, Throttle
+from penstock.broker.access.logins import Logins
+from penstock.broker.access.throttle import DELAY_S_FIRST, Throttle
+from penstock.broker.limits import BrokerLimits
 from penstock.errors import AuthenticationFailed, LimitExceeded
 from penstock.log.api import Engine
 from penstock.testing.clock import ManualClock
 from penstock.workers import WorkerPool
+from tests.open_access import OpenAccess
+
+LIMITS = BrokerLimits()
 
 HERE, THERE = "192.0.2.1:50000", "198.51.100.9:40000"
 
@@ -23,9 +26,9 @@ async def no_sleep(seconds: float) -> None:
 
 @pytest.fixture
 async def logins(engine: Engine, clock: ManualClock) -> AsyncIterator[Logins]:
-    audit = Audit(engine, clock, OpenAccess(), WorkerPool())
+    audit = Audit(engine, clock, BrokerLimits(), OpenAccess(), WorkerPool())
     await audit.start()
-    yield Logins(Throttle(clock), audit, sleep=no_sleep)
+    yield Logins(Throttle(clock, LIMITS), audit, LIMITS.logins_in_flight_max, sleep=no_sleep)
     await audit.close()
 
 
@@ -52,9 +55,9 @@ def address_of(number: int) -> str:
 @pytest.mark.parametrize(
     ("name_of", "address", "looked_at"),
     [
-        (lambda number: "ann", address_of, FREE_FAILURES_OF_USER + 1),
-        (lambda number: f"user-{number}", lambda number: HERE, FREE_FAILURES_OF_ADDRESS + 1),
-        (lambda number: "ann", lambda number: HERE, FREE_FAILURES_OF_USER + 1),
+        (lambda number: "ann", address_of, LIMITS.login_failures_per_user_max + 1),
+        (lambda number: f"user-{number}", lambda number: HERE, LIMITS.login_failures_per_address_max + 1),
+        (lambda number: "ann", lambda number: HERE, LIMITS.login_failures_per_user_max + 1),
     ],
     ids=["of one user", "from one address", "of one user from one address"],
 )
@@ -83,7 +86,7 @@ async def test_many_logins_of_one_user_with_the_right_password_all_succeed(login
         await asyncio.sleep(0)
         return "proved"
 
-    for _ in range(FREE_FAILURES_OF_USER):
+    for _ in range(LIMITS.login_failures_per_user_max):
         assert await logins.prove("ann", HERE, wrong) is None
     results = await asyncio.gather(*(logins.prove("ann", HERE, right) for _ in range(100)))
     assert results == ["proved"] * 100
@@ -94,7 +97,7 @@ async def wrong() -> str | None:
 
 
 async def test_an_attempt_that_is_cancelled_lets_the_next_have_its_turn(logins: Logins) -> None:
-    for _ in range(FREE_FAILURES_OF_USER):
+    for _ in range(LIMITS.login_failures_per_user_max):
         await logins.prove("ann", HERE, wrong)
     stuck = Guesses()
     first, second = (asyncio.create_task(logins.prove("ann", HERE, stuck)) for _ in range(2))
@@ -108,9 +111,9 @@ async def test_an_attempt_that_is_cancelled_lets_the_next_have_its_turn(logins: 
 
 async def test_more_attempts_at_once_than_may_wait_are_refused(logins: Logins) -> None:
     guesses = Guesses()
-    attempts = [asyncio.create_task(logins.prove("ann", HERE, guesses)) for _ in range(ATTEMPTS_MAX)]
+    attempts = [asyncio.create_task(logins.prove("ann", HERE, guesses)) for _ in range(LIMITS.logins_in_flight_max)]
     await asyncio.sleep(0)
-    with pytest.raises(LimitExceeded, match=f"{ATTEMPTS_MAX} logins at once"):
+    with pytest.raises(LimitExceeded, match=f"{LIMITS.logins_in_flight_max} logins at once"):
         await logins.prove("bob", THERE, guesses)
     guesses.answered.set()
     await asyncio.gather(*attempts, return_exceptions=True)

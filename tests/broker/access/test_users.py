@@ -7,12 +7,11 @@ import pytest
 
 from penstock.broker.access.audit import AuditQuery
 from penstock.broker.access.checks import ANONYMOUS, SYSTEM, Principal
-from penstock.broker.access.directory import ROLES_PER_PRINCIPAL_MAX
 from penstock.broker.access.logins import HOLD_S_MAX
 from penstock.broker.access.policy import SETUP_NAME
-from penstock.broker.access.throttle import FREE_FAILURES_OF_ADDRESS, FREE_FAILURES_OF_USER
 from penstock.broker.access.users import RoleInfo, Standing, UserInfo
 from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
 from penstock.errors import (
     AuthenticationFailed,
     InvalidRequest,
@@ -23,6 +22,8 @@ from penstock.errors import (
 from penstock.log.api import Engine
 from penstock.testing.clock import START_MS, ManualClock
 from tests.broker.accounts import broker_with_users, user
+
+LIMITS = BrokerLimits()
 
 HERE, THERE = "192.0.2.1:50000", "198.51.100.9:40000"
 
@@ -124,13 +125,13 @@ async def test_guessing_gets_slower_and_the_password_is_not_checked_meanwhile(
     broker: Broker, clock: ManualClock, slept: list[float]
 ) -> None:
     await user(broker, "ann")
-    for _ in range(FREE_FAILURES_OF_USER + 1):
+    for _ in range(LIMITS.login_failures_per_user_max + 1):
         with pytest.raises(AuthenticationFailed, match="invalid"):
             await broker.users.authenticate("ann", "guess", HERE)
     with pytest.raises(AuthenticationFailed, match=r"^too many failed attempts: try again in 0\.2 s$"):
         await broker.users.authenticate("ann", "ann", HERE)
     assert slept == [0.25, 0.25]
-    assert (broker.logins.stats.failed, broker.logins.stats.throttled) == (FREE_FAILURES_OF_USER + 1, 1)
+    assert (broker.logins.stats.failed, broker.logins.stats.throttled) == (LIMITS.login_failures_per_user_max + 1, 1)
     clock.advance(1)
     await broker.users.authenticate("ann", "ann", HERE)
 
@@ -151,7 +152,7 @@ async def test_a_flood_costs_few_verifications_and_no_answer_is_held_for_long(
     for guess in range(2_000):
         with pytest.raises(AuthenticationFailed):
             await broker.users.authenticate("ann", f"guess {guess}", HERE)
-    assert verified == FREE_FAILURES_OF_USER + 1
+    assert verified == LIMITS.login_failures_per_user_max + 1
     assert max(slept) <= HOLD_S_MAX
     await broker.audit.close()
     assert broker.audit.stats.written < 10, "equal failures are one event"
@@ -167,7 +168,7 @@ async def test_throttled_attempts_are_audited_by_address_whatever_names_they_try
     page = await broker.audit.query(SYSTEM, AuditQuery())
     told = [(event.user, event.client_ip, event.result) for event in page.events]
     assert told.count(("", "192.0.2.1", "throttled")) == 1
-    assert len(told) == FREE_FAILURES_OF_ADDRESS + 2
+    assert len(told) == LIMITS.login_failures_per_address_max + 2
 
 
 async def test_more_logins_at_once_than_can_be_checked_are_refused_after_a_while(
@@ -246,7 +247,7 @@ async def test_what_cannot_be_done_to_users_says_why(broker: Broker) -> None:
     with pytest.raises(InvalidRequest, match="there is no role boss"):
         await users.create_user(SYSTEM, "eve", "x", ["boss"])
     with pytest.raises(InvalidRequest, match="too many for one user"):
-        await users.create_user(SYSTEM, "eve", "x", ["guest"] * (ROLES_PER_PRINCIPAL_MAX + 1))
+        await users.create_user(SYSTEM, "eve", "x", ["guest"] * (LIMITS.roles_per_principal_max + 1))
     with pytest.raises(InvalidRequest, match="a user name has 1 to 249 bytes"):
         await users.create_user(SYSTEM, "e" * 250, "x", [])
     for attempt in (

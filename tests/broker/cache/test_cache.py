@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.cache.cache import ENTRY_BYTES, KEY_BYTES_MAX, PART_BYTES, TTL_MS_MAX, Cache
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import InvalidRequest, InvalidTopicName, LimitExceeded
 from penstock.testing.clock import ManualClock
+from tests.open_access import OpenAccess
 
 ONE = ENTRY_BYTES + 102
 """What a value of 100 bytes under a key of one character takes, in a cache whose name has one."""

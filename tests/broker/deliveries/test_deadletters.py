@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.access.audit import AuditQuery
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries import deadletters
 from penstock.broker.deliveries.deadletter_entries import HEADER_PREFIX, REASON_BYTES_MAX, DeadLetter, FailedRecord
@@ -27,6 +27,7 @@ from penstock.testing.clock import START_MS, ManualClock
 from penstock.workers import Check
 from tests.broker.producing import dead_letter, produce, read_values
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 OWN_HEADERS = encode_headers([("trace", b"abc"), ("empty", None)])
@@ -95,7 +96,7 @@ async def test_a_dead_letter_is_the_record_with_its_story_in_headers(broker: Bro
 
 
 async def test_letters_are_put_aside_together_with_what_marks_them_done(engine: Engine, broker: Broker) -> None:
-    table = Table(engine, "__done", str, int, entries_max=10)
+    table = Table(engine, "__done", str, int, entries_max=10, limit="limits.settings_max")
     await table.load()
     await dead_letter(broker, [failed(b"1"), failed(b"2", topic="other")], [table.prepare([("x", 1)])])
     assert table.get("x") == 1

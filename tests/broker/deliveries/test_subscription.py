@@ -15,7 +15,16 @@ from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
-from tests.broker.subscribing import POLICY, a_broker, ack, publish_qos0, subscribe, take, take_values
+from tests.broker.subscribing import (
+    POLICY,
+    a_broker,
+    ack,
+    publish_qos0,
+    subscribe,
+    take,
+    take_values,
+    write_dead_letters,
+)
 
 
 @pytest.fixture
@@ -281,7 +290,7 @@ async def test_what_readers_were_at_work_on_when_they_went_becomes_a_dead_letter
         assert [each and (each.value, each.deliveries) for each in had] == [(b"poison", times), (b"3", 1)]
         given = [(each.tag, each.deliveries) for each in had if each is not None]
         broker.subscriptions.give_back(subscription, [(done.tag, 1), *given], first_counts=True)
-    await broker.subscriptions.write_dead_letters()
+    await write_dead_letters(broker)
     [letter] = await broker.dead_letters.letters(ANONYMOUS, "orders", 10)
     assert (letter.value, letter.attempts) == (b"poison", 3)
     assert letter.reason == "its reader was gone after 3 deliveries"
@@ -302,7 +311,7 @@ async def test_what_has_become_a_dead_letter_makes_room_and_readers_are_told(
         broker.subscriptions.sweep()
         assert await take(broker, subscription) is None
         subscription.watch(lambda: told.append(subscription.exhausted))
-        await broker.subscriptions.write_dead_letters()
+        await write_dead_letters(broker)
         assert told == [0]
         assert (await take(broker, subscription)).value == b"2"  # type: ignore[union-attr]
 

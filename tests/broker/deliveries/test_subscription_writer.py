@@ -21,7 +21,7 @@ from penstock.errors import LimitExceeded, PenstockError, ServerError, TopicNotF
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
-from tests.broker.subscribing import POLICY, a_broker, ack, durable, subscribe, take, take_values
+from tests.broker.subscribing import POLICY, a_broker, ack, durable, subscribe, take, take_values, write_dead_letters
 from tests.log.embedded.storage import TimedDisk
 
 
@@ -56,7 +56,7 @@ async def test_a_dead_letter_topic_that_cannot_be_created_holds_up_no_other_subs
         await produce(broker, "a", [b"poison"])
         await produce(broker, "b", [b"fine"])
         await exhaust(broker, bad, clock)
-        await broker.subscriptions.write_dead_letters()
+        await write_dead_letters(broker)
         assert await take_values(broker, good) == [b"fine"]
         await durable(broker)
         image = crashed_copy(tmp_path / "d", tmp_path / "image")
@@ -91,7 +91,7 @@ async def test_dead_letters_that_were_held_up_are_written_once_there_is_room_and
         for _ in range(2):
             await exhaust(broker, subscription, clock)
         assert await take(broker, subscription) is None
-        await broker.subscriptions.write_dead_letters()
+        await write_dead_letters(broker)
         resumed = asyncio.Event()
         subscription.watch(resumed.set)
         await broker.delete_topic(ANONYMOUS, "in the way")
@@ -118,12 +118,12 @@ async def test_a_record_that_cannot_be_read_holds_up_the_dead_letters_of_its_sub
     monkeypatch.setattr(Subscription, "record", without_descriptors)
     for each in (bad, good):
         await exhaust(broker, each, clock)
-    await broker.subscriptions.write_dead_letters()
+    await write_dead_letters(broker)
     assert broker.background.failing == {"dead_letter_records": "OSError: [Errno 24] Too many open files"}
     assert [letter.value for letter in await broker.dead_letters.letters(ANONYMOUS, "b", 10)] == [b"2"]
     assert bad.exhausted == 1
     monkeypatch.setattr(Subscription, "record", original)
-    await broker.subscriptions.write_dead_letters()
+    await write_dead_letters(broker)
     assert [letter.value for letter in await broker.dead_letters.letters(ANONYMOUS, "a", 10)] == [b"1"]
     assert broker.background.failing == {}
 

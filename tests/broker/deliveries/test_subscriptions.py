@@ -16,7 +16,17 @@ from penstock.errors import ConfigError, GroupNotFound, InvalidRequest, LimitExc
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
-from tests.broker.subscribing import POLICY, a_broker, ack, durable, publish_qos0, subscribe, take, take_values
+from tests.broker.subscribing import (
+    POLICY,
+    a_broker,
+    ack,
+    durable,
+    publish_qos0,
+    subscribe,
+    take,
+    take_values,
+    write_dead_letters,
+)
 
 
 @pytest.fixture
@@ -101,7 +111,7 @@ async def test_a_record_whose_deliveries_are_used_up_becomes_a_dead_letter_once(
             clock.advance(1)
         assert await take_values(broker, subscription) == [b"fine"]
         broker.subscriptions.sweep()
-        await broker.subscriptions.write_dead_letters()
+        await write_dead_letters(broker)
         [letter] = await broker.dead_letters.letters(ANONYMOUS, "orders", 10)
         assert (letter.value, letter.key, letter.attempts, letter.origin_offset) == (b"poison", b"k", 3, 0)
         assert letter.reason == "not acknowledged after 3 deliveries"
@@ -125,7 +135,7 @@ async def test_a_refused_last_delivery_and_one_that_cannot_arrive_become_dead_le
             await take(broker, subscription)
         assert broker.subscriptions.refuse(ANONYMOUS, "orders", subscription, 1)
         broker.subscriptions.give_up(ANONYMOUS, "orders", subscription, 2, "too large")
-        await broker.subscriptions.write_dead_letters()
+        await write_dead_letters(broker)
         letters = await broker.dead_letters.letters(ANONYMOUS, "orders", 10)
         assert [letter.reason for letter in letters] == ["refused by its reader", "too large"]
 

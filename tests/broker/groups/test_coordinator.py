@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Principal
+from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.groups import coordinator as coordinator_module
 from penstock.broker.groups.assignment import TopicPartition
@@ -29,6 +29,7 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 
@@ -498,16 +499,17 @@ async def test_what_makes_no_sense_is_refused_and_leaves_no_member(
     ):
         with pytest.raises(error):
             await refused  # type: ignore[misc]
-    monkeypatch.setattr(coordinator_module, "MEMBERS_PER_GROUP_MAX", 1)
+    monkeypatch.setattr(broker.coordinator, "_limits", BrokerLimits(members_per_group_max=1))
     await joining()  # type: ignore[misc]
     with pytest.raises(LimitExceeded, match="group g has 1 members"):
         await joining(member="b")  # type: ignore[misc]
-    monkeypatch.setattr(coordinator_module, "PARTITIONS_PER_GROUP_MAX", 3)
+    monkeypatch.setattr(broker.coordinator, "_limits", BrokerLimits(partitions_per_group_max=3))
     with pytest.raises(LimitExceeded, match="4 partitions"):
         await joining(group="h")  # type: ignore[misc]
-    monkeypatch.setattr(coordinator_module, "TOPICS_PER_GROUP_MAX", 0)
-    with pytest.raises(LimitExceeded, match="1 topics"):
-        await joining(group="h")  # type: ignore[misc]
+    await broker.create_topic(WHO, "u", TopicConfig())
+    monkeypatch.setattr(broker.coordinator, "_limits", BrokerLimits(topics_per_group_max=1))
+    with pytest.raises(LimitExceeded, match=r"2 topics.*limits\.topics_per_group_max"):
+        await joining(group="h", topics=["t", "u"])  # type: ignore[misc]
     assert broker.coordinator.member_count == 1
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.groups import groups as groups_module
 from penstock.broker.groups.groups import GROUPS_TOPIC, GroupInfo, GroupOffset, Groups
@@ -27,6 +27,7 @@ from penstock.log.api import Durability, Engine, TopicConfig
 from penstock.testing.clock import START_MS, ManualClock
 from tests.broker.producing import produce
 from tests.engines import embedded, make_engine
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 

@@ -13,6 +13,7 @@ from penstock.broker.groups.monitoring import Filter
 from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
+from tests.broker.subscribing import write_dead_letters
 
 WHO = ANONYMOUS
 ALL = Filter()
@@ -87,7 +88,7 @@ async def test_a_subscription_is_shown_with_what_is_in_flight_redelivered_and_de
     [status] = (await broker.monitoring.subscriptions(WHO, Filter(name="jobs"))).items
     assert (status.redeliveries, status.waiting, status.dead_letters, status.lag) == (2, 1, 0, 3)
     broker.subscriptions.sweep()
-    await broker.subscriptions.write_dead_letters()
+    await write_dead_letters(broker)
     [status] = (await broker.monitoring.subscriptions(WHO, Filter(topic="t", name="jobs"))).items
     assert (status.waiting, status.dead_letters, status.in_flight, status.lag) == (0, 1, 0, 2)
     assert status.seconds == 34.0

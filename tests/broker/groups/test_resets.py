@@ -18,7 +18,7 @@ from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
-from tests.broker.subscribing import a_broker, ack, durable, subscribe, take, take_values
+from tests.broker.subscribing import a_broker, ack, durable, subscribe, take, take_values, write_dead_letters
 
 VALUES = [b"%d" % number for number in range(5)]
 EARLIEST = ResetTarget("earliest")
@@ -162,7 +162,7 @@ async def test_records_that_wait_to_become_dead_letters_are_not_forgotten(broker
     subscription.give_up(first.tag, "too large")
     with pytest.raises(InvalidRequest, match=r"wait to become dead letters \(1\)"):
         await broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", EARLIEST)
-    await broker.subscriptions.write_dead_letters()
+    await write_dead_letters(broker)
     await reset(broker, EARLIEST)
     assert len(await broker.dead_letters.letters(SYSTEM, "orders", 10)) == 1
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.deadletters import DEADLETTERS_TOPIC
 from penstock.broker.groups.groups import GROUPS_TOPIC, OffsetKey
@@ -25,6 +25,7 @@ from tests.broker.producing import produce
 from tests.engines import make_engine
 from tests.log.embedded.storage import crash_image, cut_log
 from tests.log.records import append
+from tests.open_access import OpenAccess
 
 pytestmark = pytest.mark.embedded  # a power cut takes from its files
 

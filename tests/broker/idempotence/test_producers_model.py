@@ -21,7 +21,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from penstock.background import Background
 from penstock.broker.access.audit import Audit
-from penstock.broker.access.checks import OpenAccess
 from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.idempotence.sequences import IN_FLIGHT_MAX
 from penstock.broker.limits import BrokerLimits
@@ -38,6 +37,7 @@ from penstock.workers import WorkerPool
 from tests.broker.idempotence.sending import Client, Request, client_of, places
 from tests.broker.producing import read_values
 from tests.engines import embedded, make_engine
+from tests.open_access import OpenAccess
 
 PRODUCERS_MAX = 2
 TOPICS = {"single": 1, "spread": 3, "unflushed": 2}
@@ -59,7 +59,7 @@ class ProducersHouse:
         await self.engine.start()
         limits = BrokerLimits(producers_max=PRODUCERS_MAX)
         background, workers, access = Background(), WorkerPool(), OpenAccess()
-        audit = Audit(self.engine, self._clock, access, workers)
+        audit = Audit(self.engine, self._clock, BrokerLimits(), access, workers)
         context = Context(self.engine, self._clock, limits, access, audit, background, workers)
         validation = Validation(Registry(self.engine, self._clock, limits), background)
         self.producers = IdempotentProducers(context, Producer(self.engine, limits), validation)

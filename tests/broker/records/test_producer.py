@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.records.keys import VECTOR_RUN_MIN, fnv1a
@@ -27,6 +27,7 @@ from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import appended, by_partition, produce, read_values
 from tests.broker.subscribing import a_broker
 from tests.engines import embedded
+from tests.open_access import OpenAccess
 
 
 def values_of(count: int) -> list[bytes]:

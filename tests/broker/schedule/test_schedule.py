@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.schedule import schedule
@@ -38,6 +38,7 @@ from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import read_values
 from tests.engines import embedded, make_engine
+from tests.open_access import OpenAccess
 
 WHO = ANONYMOUS
 

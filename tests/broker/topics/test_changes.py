@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.broker.access.audit import AuditQuery
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import InvalidRequest, LimitExceeded, OffsetOutOfRange, PartitionNotFound, TopicNotFound
 from penstock.log.api import Durability, Engine, TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
+from tests.open_access import OpenAccess
 
 
 @pytest.fixture

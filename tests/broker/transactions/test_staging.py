@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Operation, Principal, Resource
+from penstock.broker.access.checks import ANONYMOUS, Operation, Principal, Resource
 from penstock.broker.schemas.marks import stamp_of
 from penstock.broker.schemas.reference import Reference
 from penstock.broker.transactions.staging import Committed
@@ -25,6 +25,7 @@ from penstock.testing.clock import ManualClock
 from tests.broker.cancelling import at_every_step, cancelled_at
 from tests.broker.transaction_house import ALICE, BOB
 from tests.broker.transactions.staging_house import StagingHouse
+from tests.open_access import OpenAccess
 
 
 async def test_records_appear_with_the_commit_and_not_before(house: StagingHouse) -> None:

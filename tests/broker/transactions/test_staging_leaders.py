@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.transactions.entries import Place, Winner
@@ -19,6 +19,7 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.shared_engine import SharedEngine
 from penstock.testing.shared_log import SharedLog
 from tests.broker.producing import read_values
+from tests.open_access import OpenAccess
 
 SEEDS = range(12)
 EPOCHS = 8

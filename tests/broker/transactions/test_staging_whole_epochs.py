@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, BROKER, OpenAccess, Operation, Principal, Resource, ResourceKind
+from penstock.broker.access.checks import ANONYMOUS, BROKER, Operation, Principal, Resource, ResourceKind
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.transactions.staging import Committed
 from penstock.errors import (
@@ -25,6 +25,7 @@ from penstock.testing.clock import ManualClock
 from tests.broker.cancelling import at_every_step, cancelled_at
 from tests.broker.transaction_house import BOB
 from tests.broker.transactions.staging_house import StagingHouse
+from tests.open_access import OpenAccess
 
 
 class Policy(OpenAccess):

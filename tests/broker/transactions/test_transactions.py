@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, OpenAccess, Operation, Principal, Resource
+from penstock.broker.access.checks import ANONYMOUS, Operation, Principal, Resource
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.transactions.transactions import Added
 from penstock.errors import (
@@ -30,6 +30,7 @@ from penstock.record_headers import encode_headers
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce
 from tests.broker.transaction_house import ALICE, BOB, House
+from tests.open_access import OpenAccess
 
 DAY_S = 24 * 3600
 

@@ -216,7 +216,7 @@ async def test_a_bit_flipped_in_a_table_is_named_when_it_is_loaded(
     tmp_path: Path, data_dir: Path, clock: ManualClock, open_engine: OpenEngine
 ) -> None:
     engine = await open_engine()
-    table: Table[str, int] = Table(engine, "__groups", str, int, entries_max=1000)
+    table: Table[str, int] = Table(engine, "__groups", str, int, entries_max=1000, limit="limits.settings_max")
     await table.load()
     for number in range(20):
         await table.put(f"group-{number % 7}", number)
@@ -230,13 +230,13 @@ async def test_a_bit_flipped_in_a_table_is_named_when_it_is_loaded(
         damaged = image / path.relative_to(data_dir)
         damaged.write_bytes(flipped(content, position, bit))
         engine = await open_engine(image, disk=UnflushedDisk(), options=OPTIONS)
-        again: Table[str, int] = Table(engine, "__groups", str, int, entries_max=1000)
+        again: Table[str, int] = Table(engine, "__groups", str, int, entries_max=1000, limit="limits.settings_max")
         with pytest.raises(CorruptBlock, match=rf"__groups.*{re.escape(str(damaged))} at byte \d+"):
             await again.load()
         await engine.close()
         assert damaged.read_bytes() == flipped(content, position, bit)
     engine = await open_engine()
-    whole: Table[str, int] = Table(engine, "__groups", str, int, entries_max=1000)
+    whole: Table[str, int] = Table(engine, "__groups", str, int, entries_max=1000, limit="limits.settings_max")
     await whole.load()
     assert dict(whole.items()) == entries
 

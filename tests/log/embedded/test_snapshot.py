@@ -16,7 +16,7 @@ from penstock.log.embedded import EmbeddedEngine, EngineOptions
 from penstock.log.embedded.backup import back_up
 from penstock.log.embedded.manifest import holding, read_manifest
 from penstock.log.embedded.restore import restore
-from penstock.log.embedded.snapshot import SNAPSHOTS_MAX, UNHELD_S_MAX
+from penstock.log.embedded.snapshot import UNHELD_S_MAX
 from penstock.log.embedded.verify import verify
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
@@ -237,7 +237,7 @@ async def test_a_start_removes_those_that_nobody_holds(open_engine: OpenEngine, 
 async def test_one_that_its_reader_releases_is_removed_at_once(open_engine: OpenEngine, data_dir: Path) -> None:
     engine = await open_engine()
     other = await engine.snapshot()
-    for _ in range(2 * SNAPSHOTS_MAX):
+    for _ in range(2 * EngineOptions().snapshots_max):
         snapshot = await engine.snapshot()
         for snapshot_id in (snapshot.id, snapshot.id, "../topics"):
             await engine.release_snapshot(snapshot_id)
@@ -258,9 +258,9 @@ async def test_one_that_is_released_while_it_is_held_is_removed_after_that(
 
 async def test_there_are_only_so_many(open_engine: OpenEngine) -> None:
     engine = await open_engine()
-    for _ in range(SNAPSHOTS_MAX):
+    for _ in range(EngineOptions().snapshots_max):
         await engine.snapshot()
-    with pytest.raises(LimitExceeded, match="snapshots"):
+    with pytest.raises(LimitExceeded, match=r"8 snapshots.*log\.snapshots_max"):
         await engine.snapshot()
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, SYSTEM, OpenAccess, Operation, Principal, Resource
+from penstock.broker.access.checks import ANONYMOUS, SYSTEM, Operation, Principal, Resource
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import AccessDenied
@@ -28,6 +28,8 @@ from penstock.protocols.blipmq.wire import LENGTH_MAX, FrameType
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
+from tests.broker.subscribing import write_dead_letters
+from tests.open_access import OpenAccess
 from tests.protocols.blipmq.conversation import Conversation
 
 HELLO, AUTH, PUBLISH, SUBSCRIBE, ACK, NACK, PING, PONG, POLL = FrameType
@@ -271,7 +273,7 @@ async def test_deliveries_used_up_make_a_dead_letter(talk: Conversation, clock: 
         clock.advance(1)
     assert await talk.message(subscription) == b"fine"
     broker.subscriptions.sweep()
-    await broker.subscriptions.write_dead_letters()
+    await write_dead_letters(broker)
     [letter] = await broker.dead_letters.letters(ANONYMOUS, "t", 10)
     assert (letter.value, letter.attempts) == (b"poison", 3)
 
@@ -291,7 +293,7 @@ async def test_a_record_too_large_for_a_frame_becomes_a_dead_letter_and_the_next
     assert delivered is not None
     assert len(delivered[3]) == largest
     assert await talk.answers(encode_ack(delivered[0], subscription)) == []
-    await broker.subscriptions.write_dead_letters()
+    await write_dead_letters(broker)
     [letter] = await broker.dead_letters.letters(SYSTEM, "t", 10)
     assert "does not fit" in letter.reason
     await broker.close()

@@ -8,8 +8,9 @@ import pytest
 
 from penstock.broker.access.audit import AuditQuery
 from penstock.broker.access.checks import ANONYMOUS, SYSTEM
-from penstock.broker.access.throttle import DELAY_S_FIRST, FREE_FAILURES_OF_ADDRESS
+from penstock.broker.access.throttle import DELAY_S_FIRST
 from penstock.broker.broker import Broker
+from penstock.broker.limits import BrokerLimits
 from penstock.broker.schemas import validation
 from penstock.errors import ProtocolViolation
 from penstock.protocols.blipmq.codec import (
@@ -32,6 +33,8 @@ from penstock.testing import RunningBroker
 from penstock.testing.clock import ManualClock
 from tests.protocols.blipmq.conversation import Conversation
 
+LIMITS = BrokerLimits()
+
 # -- guessing keys --------------------------------------------------------------------------------------------------------
 
 
@@ -48,7 +51,7 @@ async def failed(talk: Conversation, key: str) -> str:
 async def test_guesses_from_one_address_have_to_wait_also_over_several_connections(
     blipmq: BlipMQ, clock: ManualClock
 ) -> None:
-    for guess in range(FREE_FAILURES_OF_ADDRESS + 1):
+    for guess in range(LIMITS.login_failures_per_address_max + 1):
         guesser = Conversation(blipmq)
         await guesser.ask(encode_hello(1, 1))
         assert await failed(guesser, f"guess-{guess}") == "invalid API key"
@@ -63,7 +66,7 @@ async def test_guesses_from_elsewhere_keep_nobody_waiting(blipmq: BlipMQ) -> Non
     guesser, other = Conversation(blipmq), Conversation(blipmq)
     guesser.connection.peer = "198.51.100.9:40000"
     await guesser.ask(encode_hello(1, 1))
-    for guess in range(FREE_FAILURES_OF_ADDRESS + 5):
+    for guess in range(LIMITS.login_failures_per_address_max + 5):
         await failed(guesser, f"guess-{guess}")
     await other.log_in("dev-key")
 
@@ -74,7 +77,7 @@ async def test_a_key_made_by_the_broker_is_accepted_even_if_others_fail_at_its_a
     key = await broker.api_keys.create(SYSTEM, "worker")
     talk = Conversation(blipmq)
     await talk.ask(encode_hello(1, 1))
-    for guess in range(FREE_FAILURES_OF_ADDRESS + 5):
+    for guess in range(LIMITS.login_failures_per_address_max + 5):
         await failed(talk, f"guess-{guess}")
     assert await talk.ask(encode_auth(6, key)) == encode_ack(6)
 

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.broker.access.audit import AuditQuery
-from penstock.broker.access.checks import SYSTEM, AccessRules, OpenAccess, Operation, Principal, Resource
+from penstock.broker.access.checks import SYSTEM, AccessRules, Operation, Principal, Resource
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.records.spreading import OnPlaced, Placement
@@ -45,6 +45,7 @@ from penstock.protocols.flymq.session import REQUESTS_PER_TURN_MAX, FlyMQ
 from penstock.protocols.flymq.wire import frame
 from penstock.testing.clock import ManualClock
 from tests.broker.accounts import broker_with_users, user
+from tests.open_access import OpenAccess
 from tests.protocols.flymq.conversation import Conversation, Frame
 
 LIST_TOPICS = encode_request(ListTopics())

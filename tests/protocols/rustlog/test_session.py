@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, OpenAccess
+from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.log.api import TopicConfig
@@ -20,6 +20,7 @@ from penstock.protocols.rustlog.session import REQUESTS_PER_TURN_MAX, RustLog, R
 from penstock.protocols.rustlog.wire import DECODED_ON_LOOP_BYTES_MAX, Opcode, frame
 from penstock.testing.clock import ManualClock
 from tests.engines import make_engine
+from tests.open_access import OpenAccess
 from tests.protocols.endless import Endless
 from tests.protocols.transport import MemoryConnection
 

@@ -9,12 +9,13 @@ import msgspec
 
 from penstock.admin.api.records import TIME_MS_MAX
 from penstock.admin.api.table import Call, Reply, Request, endpoint
-from penstock.broker.access.acls import ENTRIES_MAX, AclInfo, Acls
+from penstock.broker.access.acls import AclInfo, Acls
 from penstock.broker.access.api_keys import DEFAULT_ROLES, ApiKeys
 from penstock.broker.access.audit import SKIP_MAX, Audit, AuditQuery
-from penstock.broker.access.directory import BUILT_IN_ROLES, PERMISSIONS, ROLES_PER_PRINCIPAL_MAX
+from penstock.broker.access.directory import BUILT_IN_ROLES, PERMISSIONS
 from penstock.broker.access.explaining import Explaining
 from penstock.broker.access.users import UserInfo, Users
+from penstock.broker.limits import ACL_ENTRIES_CEILING, ROLES_PER_PRINCIPAL_CEILING
 from penstock.errors import (
     AuthenticationFailed,
     EntryNotFound,
@@ -26,8 +27,8 @@ from penstock.errors import (
 
 AUDIT_PAGE_MAX: Final = 1_000
 
-Roles = Annotated[tuple[str, ...], msgspec.Meta(max_length=ROLES_PER_PRINCIPAL_MAX)]
-Entries = Annotated[tuple[str, ...], msgspec.Meta(max_length=ENTRIES_MAX)]
+Roles = Annotated[tuple[str, ...], msgspec.Meta(max_length=ROLES_PER_PRINCIPAL_CEILING)]
+Entries = Annotated[tuple[str, ...], msgspec.Meta(max_length=ACL_ENTRIES_CEILING)]
 Permission = Literal["read", "write", "commit", "describe", "create", "delete", "admin"]
 
 

@@ -36,7 +36,7 @@ from penstock.admin.api import (
     status,
     topics,
 )
-from penstock.admin.api.logins import COOKIE, SESSION_S_MAX, Caller, Logins
+from penstock.admin.api.logins import COOKIE, Caller, Logins
 from penstock.admin.api.openapi import document
 from penstock.admin.api.problems import CONTENT_TYPE, TYPE_PREFIX, HttpProblem, Problem, problem_of
 from penstock.admin.api.rates import Rates
@@ -44,11 +44,11 @@ from penstock.admin.api.routing import Routes
 from penstock.admin.api.table import ENDPOINTS, PREFIX, Call, Endpoint, NewToken, Request, Surroundings
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
+from penstock.net.limits import AdminLimits
 from penstock.units import Address, is_loopback, parse_address
 
 MODULES: Final = (status, sessions, topics, records, groups, dead_letters, schemas, pipelines, inspections, access)
 """Importing them fills the table."""
-BODY_BYTES_MAX: Final = 8 << 20
 STRANGER_BODY_BYTES_MAX: Final = 16 << 10
 """Of callers who have not said who they are: enough for a login."""
 QUERY_BYTES_MAX: Final = 8 << 10
@@ -70,10 +70,11 @@ log = structlog.get_logger("penstock.admin.api")
 class Door:
     """Check the rate, host and origin of every request to the admin address."""
 
-    def __init__(self, clock: Clock, logins: Logins, *, exposed: bool) -> None:
+    def __init__(self, clock: Clock, logins: Logins, limits: AdminLimits, *, exposed: bool) -> None:
         """`exposed`: other machines can reach the address."""
         self.logins = logins
-        self._rates = Rates(clock)
+        self.limits = limits
+        self._rates = Rates(clock, limits.request_rate_max)
         self._exposed = exposed
 
     async def admit(self, request: HttpRequest) -> Caller:
@@ -166,7 +167,7 @@ class Api(Application):
             arguments["query"] = _decoded_query(request.url.query, endpoint.query)
         elif request.url.query:
             raise InvalidRequest(f"{endpoint.method} {endpoint.path} has no query parameters: leave them out")
-        body = await read_body(request, caller)
+        body = await read_body(request, caller, self._door.limits)
         if endpoint.body is not None:
             arguments["body"] = _decoded_body(request, body, endpoint.body)
         elif body:
@@ -180,7 +181,7 @@ class Api(Application):
         response = Response(content, endpoint.status, media_type=None if result is None else JSON)
         cookie: dict[str, Any] = {"httponly": True, "secure": self._secure, "samesite": "strict"}
         if token.value:
-            response.set_cookie(COOKIE, token.value, max_age=int(SESSION_S_MAX), **cookie)
+            response.set_cookie(COOKIE, token.value, max_age=int(self._door.limits.session_s_max), **cookie)
         elif token.value is not None:
             response.delete_cookie(COOKIE, **cookie)
         return response
@@ -194,9 +195,9 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
     return Response(msgspec.json.encode(problem), problem.status, sent, media_type=CONTENT_TYPE)
 
 
-async def read_body(request: HttpRequest, caller: Caller) -> bytes:
+async def read_body(request: HttpRequest, caller: Caller, limits: AdminLimits) -> bytes:
     """Return the body. Raises HttpProblem for one that is too large, without reading all of it."""
-    bytes_max = BODY_BYTES_MAX if caller.principal.name else STRANGER_BODY_BYTES_MAX
+    bytes_max = limits.body_bytes_max if caller.principal.name else STRANGER_BODY_BYTES_MAX
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():

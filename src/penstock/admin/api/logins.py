@@ -26,6 +26,7 @@ from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, Principal
 from penstock.broker.broker import Broker
 from penstock.clock import Clock
 from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired
+from penstock.net.limits import AdminLimits
 
 COOKIE: Final = "penstock_session"
 CSRF_HEADER: Final = "x-csrf-token"
@@ -34,8 +35,6 @@ SESSIONS_MAX: Final = 1_000
 """The session that was used longest ago gives way to a new one."""
 SESSIONS_OF_ONE_MAX: Final = 50
 """Per user or key, so that nobody ends the sessions of others by logging in again and again."""
-IDLE_S_MAX: Final = 30 * 60.0
-SESSION_S_MAX: Final = 12 * 3600.0
 KEYS_KNOWN_MAX: Final = 1_000
 """Keys whose requests do not each count as a login."""
 KEY_KNOWN_S: Final = 300.0
@@ -62,8 +61,9 @@ class Caller:
 
 
 class Logins:
-    def __init__(self, broker: Broker, clock: Clock, *, required: bool) -> None:
+    def __init__(self, broker: Broker, clock: Clock, limits: AdminLimits, *, required: bool) -> None:
         self.required = required
+        self.limits = limits
         self._broker = broker
         self._clock = clock
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
@@ -126,8 +126,8 @@ class Logins:
         now_s = self._clock.monotonic()
         if (
             not self._is_valid(session)
-            or now_s - session.used_s > IDLE_S_MAX
-            or now_s - session.started_s > SESSION_S_MAX
+            or now_s - session.used_s > self.limits.session_idle_s_max
+            or now_s - session.started_s > self.limits.session_s_max
         ):
             del self._sessions[digest]
             return None

@@ -8,17 +8,17 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.units import network_of
 
-REQUESTS_PER_S: Final = 200.0
-BURST: Final = 1_000.0
+BURST_S: Final = 5.0
+"""A bucket holds as many requests as fill it in this time, and at least one."""
 SOURCES_MAX: Final = 10_000
 """Sources whose requests are counted; the one that asked longest ago is forgotten first."""
 
 
 class Rates:
-    def __init__(self, clock: Clock, *, per_s: float = REQUESTS_PER_S, burst: float = BURST) -> None:
+    def __init__(self, clock: Clock, per_s: float) -> None:
         self._clock = clock
         self._per_s = per_s
-        self._burst = burst
+        self._burst = max(1.0, per_s * BURST_S)
         self._sources: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """What is left in each bucket, and since when."""
 

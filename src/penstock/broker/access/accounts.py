@@ -12,6 +12,7 @@ from penstock.broker.access.passwords import Passwords
 from penstock.broker.access.policy import AccessSettings, AuditedAccess, RolePolicy
 from penstock.broker.access.throttle import Throttle
 from penstock.broker.access.users import Users
+from penstock.broker.limits import BrokerLimits
 from penstock.clock import Clock
 from penstock.log.api import Engine
 from penstock.workers import WorkerPool
@@ -26,17 +27,18 @@ class Accounts:
         clock: Clock,
         rules: AccessRules | None,
         settings: AccessSettings,
+        limits: BrokerLimits,
         background: Background,
         workers: WorkerPool,
     ) -> None:
-        self.directory = Directory(engine, background)
+        self.directory = Directory(engine, limits, background)
         self.rules = rules or RolePolicy(self.directory, settings)
         self.access = AuditedAccess(self.rules, self.directory.granted if rules is None else None)
         """The rules, with refusals noted in the audit trail."""
-        self.audit = Audit(engine, clock, self.access, workers, node=settings.node)
+        self.audit = Audit(engine, clock, limits, self.access, workers, node=settings.node)
         self.access.on_denied = self.audit.note_denied
-        self.acls = Acls(self.directory, settings, self.access, self.audit, background)
-        self.logins = Logins(Throttle(clock), self.audit)
+        self.acls = Acls(self.directory, settings, limits, self.access, self.audit, background)
+        self.logins = Logins(Throttle(clock, limits), self.audit, limits.logins_in_flight_max)
         self.users = Users(
             self.directory,
             Passwords(cost=settings.password_cost),

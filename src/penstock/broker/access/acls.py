@@ -6,20 +6,16 @@ What an ACL means is in `directory` and `policy`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from penstock.background import Background, run_to_completion
 from penstock.broker.access.audit import Audit
 from penstock.broker.access.checks import AccessPolicy, Operation, Principal, on_broker
 from penstock.broker.access.directory import GROUP_ACL_PREFIX, Acl, Directory, check_principal_name, parse_entry
 from penstock.broker.access.policy import AccessSettings
+from penstock.broker.limits import BrokerLimits
 from penstock.errors import InvalidRequest, LimitExceeded
 from penstock.names import NAME_BYTES_MAX, is_internal, validate_group_name, validate_topic_name
-
-ENTRIES_MAX: Final = 256
-"""Per ACL; put more users into a role."""
-ENTRIES_TOTAL_MAX: Final = 50_000
-"""For all ACLs: a list of them still fits into one reply frame."""
 
 
 class AclInfo(NamedTuple):
@@ -33,12 +29,19 @@ class AclInfo(NamedTuple):
 
 class Acls:
     def __init__(
-        self, directory: Directory, settings: AccessSettings, access: AccessPolicy, audit: Audit, background: Background
+        self,
+        directory: Directory,
+        settings: AccessSettings,
+        limits: BrokerLimits,
+        access: AccessPolicy,
+        audit: Audit,
+        background: Background,
     ) -> None:
         self.access = access
         self.background = background
         self.default_public = settings.default_public
         self._settings = settings
+        self._limits = limits
         self._directory = directory
         self._audit = audit
 
@@ -62,16 +65,20 @@ class Acls:
                 "cannot make topic public because anonymous access is disabled in server configuration"
             )
         users, roles = tuple(dict.fromkeys(users)), tuple(dict.fromkeys(roles))
-        if len(users) + len(roles) > ENTRIES_MAX:
-            raise LimitExceeded(f"{len(users) + len(roles)} entries are too many for one ACL: at most {ENTRIES_MAX}")
+        if len(users) + len(roles) > self._limits.acl_entries_max:
+            raise LimitExceeded(
+                f"{len(users) + len(roles)} entries are too many for one ACL: use at most {self._limits.acl_entries_max}, put users "
+                "into a role, or raise limits.acl_entries_max"
+            )
         for entry in users:
             check_principal_name(parse_entry(entry)[0])
         self._directory.check_roles(parse_entry(entry)[0] for entry in roles)
         acls = self._directory.acls
         others = sum(len(acl.users) + len(acl.roles) for name, acl in acls.items() if name != topic)
-        if others + len(users) + len(roles) > ENTRIES_TOTAL_MAX:
+        if others + len(users) + len(roles) > self._limits.acl_entries_total_max:
             raise LimitExceeded(
-                f"all ACLs together have at most {ENTRIES_TOTAL_MAX} entries: delete some, or use roles"
+                f"all ACLs together have at most {self._limits.acl_entries_total_max} entries: delete some, use roles, or raise "
+                "limits.acl_entries_total_max"
             )
         await acls.put(topic, Acl(public, users, roles))
         details = {"public": str(public).lower(), "users": ",".join(users), "roles": ",".join(roles)}

@@ -75,6 +75,7 @@ class ApiKeys(Part):
             str,
             ApiKey,
             entries_max=self._limits.api_keys_max,
+            limit="limits.api_keys_max",
             background=self.background,
             on_change=self._changed,
         )

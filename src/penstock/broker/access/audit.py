@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -28,6 +28,7 @@ import structlog
 
 from penstock.broker.access.checks import AccessPolicy, Operation, Principal, Resource, on_broker
 from penstock.broker.access.throttle import source_of
+from penstock.broker.limits import BrokerLimits
 from penstock.broker.table import ensure_internal_topic
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
@@ -39,9 +40,8 @@ AUDIT_TOPIC: Final = "__audit"
 ACCESS_AUDIT_TOPIC: Final = "__audit_access"
 ACCESS_ID_PREFIX: Final = "a"
 ACCESS_TYPES: Final = frozenset({"auth.success", "auth.failure", "access.denied"})
-AUDIT_CONFIG: Final = TopicConfig(
-    retention_ms=90 * 24 * 3600 * 1000, retention_bytes=64 << 20, segment_bytes=8 << 20, segment_ms=24 * 3600 * 1000
-)
+SEGMENT_BYTES: Final = 8 << 20
+SEGMENT_MS: Final = 24 * 3600 * 1000
 WAITING_EVENTS_MAX: Final = 10_000
 """For each topic."""
 FOLD_S: Final = 5.0
@@ -130,8 +130,16 @@ class AuditStats:
 class _Trail:
     """One topic of events, with those that wait to be appended to it."""
 
-    def __init__(self, engine: Engine, topic: str, stats: AuditStats, id_prefix: str = "") -> None:
+    def __init__(
+        self, engine: Engine, topic: str, limits: BrokerLimits, stats: AuditStats, id_prefix: str = ""
+    ) -> None:
         self.topic = topic
+        self._config = TopicConfig(
+            retention_ms=limits.audit_retention_ms,
+            retention_bytes=limits.audit_retention_bytes,
+            segment_bytes=SEGMENT_BYTES,
+            segment_ms=SEGMENT_MS,
+        )
         self.id_prefix = id_prefix
         self.noted = 0
         self.settled = 0
@@ -146,7 +154,19 @@ class _Trail:
 
     async def start(self) -> None:
         self._engine.share(self.topic)  # every node notes what it saw
-        self._partition = await ensure_internal_topic(self._engine, self.topic, AUDIT_CONFIG)
+        self._partition = await ensure_internal_topic(self._engine, self.topic, self._config)
+
+    async def apply_retention(self) -> None:
+        given = self._engine.topic(self.topic).config
+        wanted = replace(given, retention_ms=self._config.retention_ms, retention_bytes=self._config.retention_bytes)
+        if wanted != given:
+            await self._engine.alter_topic(self.topic, wanted)
+            log.info(
+                "audit_retention_changed",
+                topic=self.topic,
+                retention_ms=wanted.retention_ms,
+                retention_bytes=wanted.retention_bytes,
+            )
 
     async def written(self) -> None:
         noted = self.noted
@@ -212,15 +232,22 @@ class _Window(NamedTuple):
 
 class Audit:
     def __init__(
-        self, engine: Engine, clock: Clock, access: AccessPolicy, workers: WorkerPool, *, node: str = ""
+        self,
+        engine: Engine,
+        clock: Clock,
+        limits: BrokerLimits,
+        access: AccessPolicy,
+        workers: WorkerPool,
+        *,
+        node: str = "",
     ) -> None:
         self.access = access
         self.stats = AuditStats()
         self._clock = clock
         self._workers = workers
         self._node = node
-        self._changes = _Trail(engine, AUDIT_TOPIC, self.stats)
-        self._accesses = _Trail(engine, ACCESS_AUDIT_TOPIC, self.stats, ACCESS_ID_PREFIX)
+        self._changes = _Trail(engine, AUDIT_TOPIC, limits, self.stats)
+        self._accesses = _Trail(engine, ACCESS_AUDIT_TOPIC, limits, self.stats, ACCESS_ID_PREFIX)
         self._closed = False
         self._folded: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
         """By what is equal: when it was noted, and how often it came since."""
@@ -230,6 +257,11 @@ class Audit:
     async def start(self) -> None:
         for trail in (self._changes, self._accesses):
             await trail.start()
+
+    async def apply_retention(self) -> None:
+        """Give topics that an earlier configuration has created the retention of this one. For the node that leads."""
+        for trail in (self._changes, self._accesses):
+            await trail.apply_retention()
 
     async def close(self) -> None:
         """Take no more events and wait for those in flight."""

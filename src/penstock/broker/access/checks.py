@@ -160,16 +160,6 @@ class AccessPolicy(AccessRules, Protocol):
         """Checks that were passed and that the rules would let pass again."""
 
 
-class OpenAccess:
-    """Everything is allowed to everyone: for listeners without authentication. Internal topics stay closed, as always."""
-
-    def __init__(self) -> None:
-        self.granted = Grants()
-
-    def check(self, principal: Principal, operation: Operation, resource: Resource) -> None:
-        pass
-
-
 def authorize(policy: AccessRules, principal: Principal, operation: Operation, resource: Resource) -> None:
     """The one check. Raises AccessDenied or AuthenticationRequired."""
     if principal is SYSTEM:

@@ -23,6 +23,7 @@ import msgspec
 
 from penstock.background import Background
 from penstock.broker.access.checks import Grants, Operation
+from penstock.broker.limits import BrokerLimits
 from penstock.broker.table import Table
 from penstock.errors import InvalidRequest
 from penstock.log.api import Engine
@@ -31,10 +32,6 @@ from penstock.names import NAME_BYTES_MAX, validate_name
 USERS_TOPIC: Final = "__users"
 ROLES_TOPIC: Final = "__roles"
 ACLS_TOPIC: Final = "__acls"
-USERS_MAX: Final = 10_000
-ROLES_MAX: Final = 1_000
-ACLS_MAX: Final = 10_000
-ROLES_PER_PRINCIPAL_MAX: Final = 64
 ROLE_BYTES_MAX: Final = 64
 """Deployed clients read a role's name behind a one-byte length."""
 CACHED_MAX: Final = 10_000
@@ -146,15 +143,37 @@ class _Coverage:
 
 
 class Directory:
-    def __init__(self, engine: Engine, background: Background | None = None) -> None:
+    def __init__(self, engine: Engine, limits: BrokerLimits, background: Background | None = None) -> None:
+        self._limits = limits
         self.users = Table(
-            engine, USERS_TOPIC, str, User, entries_max=USERS_MAX, background=background, on_change=self._user_changed
+            engine,
+            USERS_TOPIC,
+            str,
+            User,
+            entries_max=limits.users_max,
+            limit="limits.users_max",
+            background=background,
+            on_change=self._user_changed,
         )
         self.roles = Table(
-            engine, ROLES_TOPIC, str, Role, entries_max=ROLES_MAX, background=background, on_change=self._role_changed
+            engine,
+            ROLES_TOPIC,
+            str,
+            Role,
+            entries_max=limits.roles_max,
+            limit="limits.roles_max",
+            background=background,
+            on_change=self._role_changed,
         )
         self.acls = Table(
-            engine, ACLS_TOPIC, str, Acl, entries_max=ACLS_MAX, background=background, on_change=self._acl_changed
+            engine,
+            ACLS_TOPIC,
+            str,
+            Acl,
+            entries_max=limits.acls_max,
+            limit="limits.acls_max",
+            background=background,
+            on_change=self._acl_changed,
         )
         self.changing = asyncio.Lock()
         """Held while users, roles or API keys change: what one change checks, no other undoes meanwhile."""
@@ -187,8 +206,11 @@ class Directory:
 
     def checked_roles(self, roles: Sequence[str], what: str) -> tuple[str, ...]:
         """Return roles, each once, that a user or key may have. Raises InvalidRequest."""
-        if len(roles) > ROLES_PER_PRINCIPAL_MAX:
-            raise InvalidRequest(f"{len(roles)} roles are too many for one {what}: at most {ROLES_PER_PRINCIPAL_MAX}")
+        most = self._limits.roles_per_principal_max
+        if len(roles) > most:
+            raise InvalidRequest(
+                f"{len(roles)} roles are too many for one {what}: use at most {most}, or raise limits.roles_per_principal_max"
+            )
         self.check_roles(roles)
         return tuple(dict.fromkeys(roles))
 

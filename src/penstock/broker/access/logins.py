@@ -24,8 +24,6 @@ from penstock.broker.access.checks import Principal
 from penstock.broker.access.throttle import Budget, Throttle
 from penstock.errors import AuthenticationFailed, LimitExceeded
 
-ATTEMPTS_MAX: Final = 1_000
-"""Attempts with a password at a time, those that wait for their turn among them."""
 HOLD_S_MAX: Final = 1.0
 """A refusal is held back for as long as the next attempt has to wait, up to this: one connection then guesses about once a second."""
 
@@ -53,13 +51,20 @@ class _Line:
 
 class Logins:
     def __init__(
-        self, throttle: Throttle, audit: Audit, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        throttle: Throttle,
+        audit: Audit,
+        attempts_max: int,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """At most `attempts_max` attempts with a password are in flight, those that wait for their turn among them."""
         self.stats = LoginStats()
         self._throttle = throttle
         self._audit = audit
         self._sleep = sleep
         self._attempts = 0
+        self._attempts_max = attempts_max
         self._lines: WeakValueDictionary[tuple[str, str], _Line] = WeakValueDictionary()
 
     def check(self, name: str | None, address: str) -> None:
@@ -104,8 +109,10 @@ class Logins:
         return proof
 
     async def _proof(self, name: str, address: str, verify: Callable[[], Awaitable[_Proof | None]]) -> _Proof | None:
-        if self._attempts >= ATTEMPTS_MAX:
-            raise LimitExceeded(f"{self._attempts} logins at once, the most there may be: try again in a moment")
+        if self._attempts >= self._attempts_max:
+            raise LimitExceeded(
+                f"{self._attempts} logins at once, the most there may be: try again in a moment, or raise limits.logins_in_flight_max"
+            )
         self._attempts += 1
         try:
             source, user = self._throttle.source_budget(address), self._throttle.user_budget(name)

@@ -13,17 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from penstock.broker.limits import BrokerLimits
 from penstock.clock import Clock
 from penstock.names import NAME_BYTES_MAX
 from penstock.units import network_of
 
 TRACKED_MAX: Final = 10_000
 """Users and addresses with failures, each; the one that failed longest ago is forgotten first."""
-FREE_FAILURES_OF_USER: Final = 3
-FREE_FAILURES_OF_ADDRESS: Final = 10
-"""More than a user's, because many users may share an address."""
 DELAY_S_FIRST: Final = 0.25
-DELAY_S_MAX: Final = 30.0
 FORGET_S: Final = 900.0
 
 
@@ -42,8 +39,11 @@ class Budget(NamedTuple):
 
 
 class Throttle:
-    def __init__(self, clock: Clock, *, tracked_max: int = TRACKED_MAX) -> None:
+    def __init__(self, clock: Clock, limits: BrokerLimits, *, tracked_max: int = TRACKED_MAX) -> None:
         self._clock = clock
+        self._free_of_user = limits.login_failures_per_user_max
+        self._free_of_address = limits.login_failures_per_address_max
+        self._delay_s_max = limits.login_delay_s_max
         self._tracked_max = tracked_max
         self._users: OrderedDict[str, _Failures] = OrderedDict()
         self._sources: OrderedDict[str, _Failures] = OrderedDict()
@@ -63,17 +63,17 @@ class Throttle:
     def failed(self, user: str | None, address: str) -> float:
         """Count a failure; returns how long the next attempt has to wait."""
         if user is not None:
-            self._count(self._users, _bounded(user), FREE_FAILURES_OF_USER)
-        self._count(self._sources, source_of(address), FREE_FAILURES_OF_ADDRESS)
+            self._count(self._users, _bounded(user), self._free_of_user)
+        self._count(self._sources, source_of(address), self._free_of_address)
         return self.wait_s(user, address)
 
     def user_budget(self, user: str) -> Budget:
         name = _bounded(user)
-        return Budget(("user", name), lambda: self._left_free(self._users.get(name), FREE_FAILURES_OF_USER))
+        return Budget(("user", name), lambda: self._left_free(self._users.get(name), self._free_of_user))
 
     def source_budget(self, address: str) -> Budget:
         source = source_of(address)
-        return Budget(("source", source), lambda: self._left_free(self._sources.get(source), FREE_FAILURES_OF_ADDRESS))
+        return Budget(("source", source), lambda: self._left_free(self._sources.get(source), self._free_of_address))
 
     def succeeded(self, user: str, address: str) -> None:
         """The user's failures are forgiven; those of the address are not, or an account of one's own would buy more guesses."""
@@ -108,7 +108,7 @@ class Throttle:
         count = 1 if before is None or self._is_old(before) else before.failures + 1
         beyond = count - free
         # The exponent is bounded where the delay has reached its maximum long since.
-        delay_s = min(DELAY_S_MAX, DELAY_S_FIRST * 2 ** min(beyond - 1, 16)) if beyond > 0 else 0.0
+        delay_s = min(self._delay_s_max, DELAY_S_FIRST * 2 ** min(beyond - 1, 16)) if beyond > 0 else 0.0
         tracked[name] = _Failures(count, now_s, now_s + delay_s)
         if len(tracked) > self._tracked_max:
             tracked.popitem(last=False)

@@ -86,6 +86,7 @@ class DeadLetters(Part):
             MarkKey,
             bytes,
             entries_max=self._limits.dead_letter_marks_max,
+            limit="limits.dead_letter_marks_max",
             background=self.background,
         )
         self._changing: KeyedLocks[str] = KeyedLocks()

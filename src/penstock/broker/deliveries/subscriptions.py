@@ -95,6 +95,7 @@ class Subscriptions(Part):
             int,
             StoredSubscription,
             entries_max=self._limits.subscriptions_max + 1,
+            limit="limits.subscriptions_max",
             background=self.background,
         )
         self._by_id: dict[int, Subscription] = {}
@@ -303,10 +304,6 @@ class Subscriptions(Part):
     def when_durable(self, done: OnDurable) -> None:
         """Call `done` once everything acknowledged so far is on disk, at once where it is; with the error if it cannot be."""
         self._writer.when_durable(done)
-
-    async def write_dead_letters(self) -> None:
-        """Write a batch of dead letters of every subscription that has some to write, as the background loop does."""
-        await self._writer.dead_letter_exhausted()
 
     def find_in_topic(self, topic: str, name: str) -> Subscription:
         """Return the subscription of a topic by its name, or by # and its number. Raises GroupNotFound."""

@@ -65,15 +65,6 @@ from penstock.log.api import follow_all
 from penstock.names import NAME_BYTES_MAX, validate_group_name, validate_name
 
 MEMBERS_TOPIC: Final = "__members"
-MEMBERS_PER_GROUP_MAX: Final = 1_000
-"""As many as a topic has partitions by default; more would have nothing to read."""
-TOPICS_PER_MEMBER_MAX: Final = 100
-TOPICS_PER_GROUP_MAX: Final = 1_000
-"""Over all members. Each is looked up with every heartbeat of the group."""
-PARTITIONS_PER_GROUP_MAX: Final = 50_000
-"""As many as a broker has by default. An entry with all of them takes 500 KB of the 1 MiB that fit into a table."""
-SESSION_MS_MIN: Final = 1_000
-SESSION_MS_MAX: Final = 600_000
 HEARTBEATS_PER_SESSION: Final = 5
 HEARTBEAT_MS_MAX: Final = 1_000
 REBALANCING_HEARTBEAT_MS: Final = 100
@@ -105,6 +96,7 @@ class Coordinator(Part):
             MemberKey,
             StoredMember,
             entries_max=self._limits.group_members_max + self._limits.groups_max,
+            limit="limits.group_members_max",
             background=self.background,
         )
         self._sweeping: Loop | None = None
@@ -300,9 +292,11 @@ class Coordinator(Part):
             validate_name(beat.session.instance, "instance id", NAME_BYTES_MAX)
         if beat.session.start not in STARTS:
             raise InvalidRequest(f"start {beat.session.start!r} is not known: use {' or '.join(STARTS)}")
-        if not SESSION_MS_MIN <= beat.session.timeout_ms <= SESSION_MS_MAX:
+        limits = self._limits
+        if not limits.group_session_ms_min <= beat.session.timeout_ms <= limits.group_session_ms_max:
             raise InvalidRequest(
-                f"session timeout {beat.session.timeout_ms} ms is out of range: use {SESSION_MS_MIN} to {SESSION_MS_MAX}"
+                f"session timeout {beat.session.timeout_ms} ms is out of range: use {limits.group_session_ms_min} to "
+                f"{limits.group_session_ms_max}, or change limits.group_session_ms_min or limits.group_session_ms_max"
             )
         state = self._groups.get(group) or Group(group)
         self._expire(state)
@@ -314,27 +308,35 @@ class Coordinator(Part):
 
     def _check_topics(self, state: Group, topics: Sequence[str]) -> None:
         """Raises TopicNotFound for a topic that does not exist, InvalidRequest, LimitExceeded."""
-        if not 1 <= len(topics) <= TOPICS_PER_MEMBER_MAX:
-            raise InvalidRequest(f"a member subscribes to {len(topics)} topics: use 1 to {TOPICS_PER_MEMBER_MAX}")
+        limits = self._limits
+        if not 1 <= len(topics) <= limits.topics_per_member_max:
+            raise InvalidRequest(
+                f"a member subscribes to {len(topics)} topics: use 1 to {limits.topics_per_member_max}, or raise "
+                "limits.topics_per_member_max"
+            )
         existing = self._engine.topics()
         for topic in topics:
             self._engine.topic(topic)
         group_topics = state.subscribed.union(topics)
-        if len(group_topics) > TOPICS_PER_GROUP_MAX:
+        if len(group_topics) > limits.topics_per_group_max:
             raise LimitExceeded(
-                f"group {state.name} would read {len(group_topics)} topics: at most {TOPICS_PER_GROUP_MAX} are allowed"
+                f"group {state.name} would read {len(group_topics)} topics: subscribe to fewer, or raise limits.topics_per_group_max "
+                f"from {limits.topics_per_group_max}"
             )
         partitions = sum(existing[topic].config.partitions for topic in group_topics if topic in existing)
-        if partitions > PARTITIONS_PER_GROUP_MAX:
+        if partitions > limits.partitions_per_group_max:
             raise LimitExceeded(
-                f"group {state.name} would read {partitions} partitions: at most {PARTITIONS_PER_GROUP_MAX} are allowed"
+                f"group {state.name} would read {partitions} partitions: subscribe to fewer topics, or raise "
+                f"limits.partitions_per_group_max from {limits.partitions_per_group_max}"
             )
 
     def _admit(self, state: Group, principal: Principal, topics: Sequence[str], beat: Heartbeat) -> Member:
         instance = beat.session.instance
         replaced = next((each for each in state.members.values() if instance and each.instance == instance), None)
-        if replaced is None and len(state.members) >= MEMBERS_PER_GROUP_MAX:
-            raise LimitExceeded(f"group {state.name} has {len(state.members)} members, the most allowed")
+        if replaced is None and len(state.members) >= self._limits.members_per_group_max:
+            raise LimitExceeded(
+                f"group {state.name} has {len(state.members)} members, the most allowed: stop some or raise limits.members_per_group_max"
+            )
         if replaced is not None and replaced.principal != principal.name:
             raise AccessDenied(f"unauthorized: instance id {instance} of group {state.name} belongs to someone else")
         member = Member(beat.member, principal.name, topics, beat.session, self._clock.monotonic())

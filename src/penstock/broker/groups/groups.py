@@ -139,6 +139,7 @@ class Groups:
             OffsetKey,
             CommittedOffset,
             entries_max=limits.group_offsets_max,
+            limit="limits.group_offsets_max",
             background=background,
             value_bytes_max=OFFSET_BYTES_MAX,
             on_change=self._changed,

@@ -140,6 +140,7 @@ class Registry:
             EntryKey,
             cast(type[Entry], Entry),
             entries_max=2 * limits.schemas_max + limits.topics_max + 1,
+            limit="limits.schemas_max",
             background=background,
             value_bytes_max=4 * limits.schema_bytes_max + 4096,
             on_change=self._changed,

@@ -73,6 +73,7 @@ class Applications:
             str,
             Application,
             entries_max=applications_max,
+            limit="limits.applications_max",
             background=background,
             value_bytes_max=ENTRY_BYTES_MAX,
         )

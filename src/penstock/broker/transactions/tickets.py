@@ -129,6 +129,7 @@ class Tickets:
             TicketEntry,
             # Those that end are deleted a moment later.
             entries_max=2 * context.limits.staged_tickets_max,
+            limit="limits.staged_tickets_max",
             background=context.background,
             value_bytes_max=TICKET_BYTES_MAX,
         )
@@ -138,6 +139,7 @@ class Tickets:
             str,
             CommitEntry,
             entries_max=context.limits.staged_applications_max,
+            limit="limits.staged_applications_max",
             background=context.background,
         )
 

@@ -171,6 +171,7 @@ class Transactions(Part):
             Outcome,
             # Old ids are forgotten a moment after new ones have come, and in that moment every open transaction may be committed.
             entries_max=limits.transactions_remembered_max + 2 * limits.transactions_max + FORGOTTEN_PER_APPEND_MAX,
+            limit="limits.transactions_remembered_max",
             background=self.background,
             value_bytes_max=OUTCOME_BYTES_MAX,
         )

@@ -100,7 +100,9 @@ class EmbeddedEngine(Engine):
         self.failed = FailedPartitions()
         self._files = TopicFiles(self._disk, data_dir / "topics")
         self._reserve = SpaceReserve(self._disk, data_dir / _RESERVE, self._options.reserve_bytes)
-        self._snapshots = Snapshots(self._disk, self._clock, data_dir / SNAPSHOTS_DIRECTORY)
+        self._snapshots = Snapshots(
+            self._disk, self._clock, data_dir / SNAPSHOTS_DIRECTORY, self._options.snapshots_max
+        )
         self._tails = TailBudget(self._options.tail_bytes_max)
         self._topics: dict[str, TopicInfo] = {}
         self._stored: dict[str, StoredTopic] = {}

@@ -36,6 +36,9 @@ class EngineOptions(Section):
     """A compacted partition is rewritten when this fraction of its sealed bytes is new."""
     compact_keys_max: int = Field(5_000_000, ge=1_000)
     """Keys that one pass of compaction holds in memory, about 75 bytes each. More are left for the next pass."""
+    # Each may keep files that would otherwise be gone.
+    snapshots_max: int = Field(8, ge=1, le=1_000)
+    """Snapshots at the same time, of which each backup and each check of a running broker needs one."""
     reserve_bytes: Size = 8 << 20
     """Disk space reserved so that group offsets can be committed when the disk is full."""
     accept_gaps: bool = False

@@ -44,8 +44,6 @@ from penstock.log.salts import METADATA_COPY, METADATA_FILE
 _log = structlog.get_logger(__name__)
 
 SNAPSHOTS_DIRECTORY: Final = "snapshots"
-SNAPSHOTS_MAX: Final = 8
-"""Each may keep files that would otherwise be gone."""
 UNHELD_S_MAX: Final = 60.0
 """How long a new snapshot waits for its reader."""
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV)
@@ -71,20 +69,21 @@ class TopicLinks(NamedTuple):
 class Snapshots:
     """Makes and removes snapshots. Methods block."""
 
-    def __init__(self, disk: Disk, clock: Clock, root: Path) -> None:
+    def __init__(self, disk: Disk, clock: Clock, root: Path, snapshots_max: int) -> None:
         self._disk = disk
         self._clock = clock
         self._root = root
+        self._snapshots_max = snapshots_max
         self._made_at: dict[str, float] = {}
         """When the snapshots of this run were made, by id."""
 
     def create(self, moment_ms: int, topics: Sequence[TopicLinks]) -> Snapshot:
         """Link the files. The caller sees to it that no topic is deleted meanwhile; segments may be removed and replaced."""
         self.remove_unheld()
-        if len(self._directories()) >= SNAPSHOTS_MAX:
+        if len(self._directories()) >= self._snapshots_max:
             raise LimitExceeded(
-                f"there are {SNAPSHOTS_MAX} snapshots in {self._root} already, for backups and checks that are running or were killed "
-                f"within the last {UNHELD_S_MAX:.0f} s: wait for one to end"
+                f"there are {self._snapshots_max} snapshots in {self._root} already, for backups and checks that are running or were "
+                f"killed within the last {UNHELD_S_MAX:.0f} s: wait for one to end, or raise log.snapshots_max"
             )
         snapshot_id = uuid.uuid4().hex
         directory = self._root / snapshot_id

@@ -53,7 +53,7 @@ from penstock.protocols.flymq.server.dispatch import (
     records_in,
     refusal,
 )
-from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits
+from penstock.protocols.flymq.server.fetching import Fetcher
 from penstock.protocols.flymq.server.forwarding import (
     FORWARDED,
     LeaderSession,
@@ -66,7 +66,6 @@ from penstock.stats import SessionStats
 
 REQUESTS_PER_TURN_MAX = 64
 """Requests, or runs of PRODUCE, that one session decodes and starts before it lets others have their turn of the loop."""
-READ_BYTES_MAX = FetchLimits().bytes_max
 """About how large the reply of a request may be that reads."""
 _PRODUCE = Produce.opcode
 _TOPICS_SHOWN_MAX = 16
@@ -104,7 +103,6 @@ class FlyMQ:
         login_required: bool = False,
         dialect: Dialect = Dialect.AUTO,
         codec_limits: CodecLimits | None = None,
-        fetch_limits: FetchLimits | None = None,
         dial_leader: DialLeader | None = None,
     ) -> None:
         """Where a login is required, clients that have not logged in may send small requests only. `dial_leader` is for a node of
@@ -117,7 +115,7 @@ class FlyMQ:
         self.principal = principal
         self.dialect = dialect
         self.codec_limits = codec_limits or CodecLimits()
-        self.fetcher = Fetcher(fetch_limits or FetchLimits(), clock, broker.tracing)
+        self.fetcher = Fetcher(broker.limits, clock, broker.tracing)
         self.stats = FlyMQStats()
 
     def __call__(self, connection: Connection) -> FlyMQSession:
@@ -365,7 +363,11 @@ class FlyMQSession(Conversation[Request]):
         return answered
 
     def _reply_bytes_max(self, request: Request) -> int:
-        return READ_BYTES_MAX if isinstance(request, Call) and type(request.body) in LARGE_READS else 0
+        return (
+            self._broker.limits.fetch_bytes_max
+            if isinstance(request, Call) and type(request.body) in LARGE_READS
+            else 0
+        )
 
     # --- refusals ---
 

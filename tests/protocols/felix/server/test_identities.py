@@ -10,7 +10,7 @@ import pytest
 from penstock.broker.access.audit import AuditQuery
 from penstock.broker.access.checks import ANONYMOUS, SYSTEM
 from penstock.broker.access.policy import AccessSettings
-from penstock.broker.access.throttle import DELAY_S_FIRST, FREE_FAILURES_OF_USER
+from penstock.broker.access.throttle import DELAY_S_FIRST
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.log.api import Engine
@@ -31,6 +31,8 @@ from penstock.protocols.felix.session import Felix
 from penstock.protocols.felix.wire import CLOSE_GONE
 from penstock.testing.clock import ManualClock
 from tests.protocols.felix.conversation import Peer, Talk
+
+LIMITS = BrokerLimits()
 
 T1: Any = {"tenant_id": "t1", "namespace": "default", "stream": "demo"}
 T2: Any = {**T1, "tenant_id": "t2"}
@@ -121,7 +123,7 @@ async def test_who_tried_to_log_in_is_answered_as_a_deployed_client(peer: Peer, 
 
 
 async def test_failures_make_the_next_attempts_wait(peer: Peer, clock: ManualClock) -> None:
-    for _ in range(FREE_FAILURES_OF_USER + 1):
+    for _ in range(LIMITS.login_failures_per_user_max + 1):
         await refused(peer.open(), Auth(tenant_id="t1", token="guess"))
     talk = peer.open()
     assert "too many failed attempts" in await refused(talk, Auth(tenant_id="t1", token="one"))
@@ -131,7 +133,7 @@ async def test_failures_make_the_next_attempts_wait(peer: Peer, clock: ManualClo
 
 async def test_wrong_tokens_lock_no_holder_of_an_api_key_out(peer: Peer, broker: Broker) -> None:
     key = await broker.api_keys.create(SYSTEM, "worker")
-    for _ in range(FREE_FAILURES_OF_USER + 1):
+    for _ in range(LIMITS.login_failures_per_user_max + 1):
         await refused(peer.open(), Auth(tenant_id="t1", token="guess"))
     assert await peer.open().ask(Auth(tenant_id="t1", token=key)) == Ok()
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.access.directory import ROLES_PER_PRINCIPAL_MAX, USERS_MAX
+from penstock.broker.limits import (
+    ACL_ENTRIES_CEILING,
+    GROUP_PARTITIONS_CEILING,
+    MEMBER_TOPICS_CEILING,
+    ROLES_PER_PRINCIPAL_CEILING,
+)
 from penstock.broker.pipelines import STAGES_MAX as BROKER_STAGES_MAX
 from penstock.broker.transactions.staging import WINNERS_MAX
 from penstock.log.api import PARTITIONS_MAX
@@ -76,8 +81,10 @@ def test_the_query_of_an_export_has_the_same_bound() -> None:
 
 
 def test_a_list_may_have_whatever_the_broker_accepts() -> None:
-    assert limits.ROLES_MAX >= ROLES_PER_PRINCIPAL_MAX
-    assert limits.ACL_USERS_MAX >= USERS_MAX
+    assert max(ROLES_PER_PRINCIPAL_CEILING, ACL_ENTRIES_CEILING) <= limits.ROLES_MAX
+    assert limits.ACL_USERS_MAX >= ACL_ENTRIES_CEILING
+    assert limits.MEMBER_TOPICS_MAX >= MEMBER_TOPICS_CEILING
+    assert limits.MEMBER_PARTITIONS_MAX >= GROUP_PARTITIONS_CEILING
     assert limits.STAGES_MAX >= BROKER_STAGES_MAX
     assert limits.STAGED_ATTEMPTS_MAX >= WINNERS_MAX
     assert limits.STAGED_BLOCKS_MAX >= PARTITIONS_MAX

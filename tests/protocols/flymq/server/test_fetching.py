@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.limits import BrokerLimits
 from penstock.errors import CorruptBlock, OffsetOutOfRange
 from penstock.log.api import Appended, Batch, Partition, TopicConfig
 from penstock.log.block import Block
@@ -15,7 +16,7 @@ from penstock.log.embedded.options import EngineOptions
 from penstock.protocols.flymq.codec.record_layouts import Fetched, decode_consumed, decode_fetched
 from penstock.protocols.flymq.operations.operation import decode_reply
 from penstock.protocols.flymq.operations.records import FetchedRecords, FetchRecords
-from penstock.protocols.flymq.server.fetching import Fetcher, FetchLimits, PlainForm, WholeForm
+from penstock.protocols.flymq.server.fetching import Fetcher, PlainForm, WholeForm
 from penstock.record_headers import encode_headers
 from penstock.testing.clock import ManualClock
 from penstock.workers import WorkerPool
@@ -62,7 +63,7 @@ async def read_all(fetcher: Fetcher, partition: Partition, maximum: int, wanted:
 
 @pytest.fixture
 def fetcher(clock: ManualClock) -> Fetcher:
-    return Fetcher(FetchLimits(), clock)
+    return Fetcher(BrokerLimits(), clock)
 
 
 @pytest.mark.dense
@@ -90,21 +91,21 @@ async def test_records_may_have_keys_or_no_value(partition: Partition, fetcher: 
 async def test_a_reply_stays_within_its_bytes(partition: Partition, clock: ManualClock) -> None:
     await append(partition, *[b"x" * 84] * 1000)
     await append(partition, *[b"y" * number for number in range(100)])
-    fetcher = Fetcher(FetchLimits(bytes_max=1000), clock)
+    fetcher = Fetcher(BrokerLimits(fetch_bytes_max=1000), clock)
     assert len((await fetch(fetcher, partition, 0, 500)).values) == 10
     assert len(await read_all(fetcher, partition, 500)) == 1100
 
 
 async def test_a_record_larger_than_a_reply_still_arrives(partition: Partition, clock: ManualClock) -> None:
     await append(partition, b"small", b"L" * 50_000, b"small", b"M" * 50_000)
-    fetcher = Fetcher(FetchLimits(bytes_max=1000), clock)
+    fetcher = Fetcher(BrokerLimits(fetch_bytes_max=1000), clock)
     assert [len(value) for _, value in await read_all(fetcher, partition, 500)] == [5, 50_000, 5, 50_000]
     assert (await fetch(fetcher, partition, 1, 500)).offsets == [1]
 
 
 async def test_a_reply_stays_within_its_records(partition: Partition, clock: ManualClock) -> None:
     await append(partition, *[b"x"] * 100)
-    fetcher = Fetcher(FetchLimits(records_max=30), clock)
+    fetcher = Fetcher(BrokerLimits(fetch_records_max=30), clock)
     assert len((await fetch(fetcher, partition, 0, 1_000_000)).values) == 30
 
 
@@ -153,7 +154,7 @@ async def test_a_reader_that_retention_has_passed_continues_with_what_is_left(
         await append(partition, b"x" * 50_000)
     start = await partition.delete_before(2)
     assert start > 0
-    fetcher = Fetcher(FetchLimits(), clock)
+    fetcher = Fetcher(BrokerLimits(), clock)
     fetched = await fetch(fetcher, partition, 0, 1)
     assert fetched.offsets == [start]
     assert fetched.next_offset == start + 1
@@ -180,7 +181,7 @@ async def test_a_filter_skips_what_does_not_match_and_moves_on(partition: Partit
 
 async def test_a_filtered_fetch_looks_at_so_many_records(partition: Partition, clock: ManualClock) -> None:
     await append(partition, *[b"%d" % n for n in range(100)])
-    fetcher = Fetcher(FetchLimits(scanned_max=30), clock)
+    fetcher = Fetcher(BrokerLimits(fetch_scanned_max=30), clock)
     assert (await fetch(fetcher, partition, 0, 10, "nothing")).next_offset == 30
     assert await read_all(fetcher, partition, 10, "99") == [(99, b"99")]
 
@@ -192,7 +193,7 @@ async def test_a_filtered_fetch_takes_so_long(partition: Partition) -> None:
             return super().monotonic()
 
     await append(partition, *[b"%d" % n for n in range(100)])
-    fetcher = Fetcher(FetchLimits(scan_s_max=0.5), Running())
+    fetcher = Fetcher(BrokerLimits(fetch_scan_s_max=0.5), Running())
     fetched = await fetch(fetcher, partition, 0, 10, "nothing")
     assert 1 <= fetched.next_offset < 10
     assert await read_all(fetcher, partition, 10, "99") == [(99, b"99")]
@@ -200,7 +201,7 @@ async def test_a_filtered_fetch_takes_so_long(partition: Partition) -> None:
 
 async def test_filtered_replies_stay_within_their_bytes(partition: Partition, clock: ManualClock) -> None:
     await append(partition, *[b"match" * 20] * 50)
-    fetcher = Fetcher(FetchLimits(bytes_max=1000), clock)
+    fetcher = Fetcher(BrokerLimits(fetch_bytes_max=1000), clock)
     assert len((await fetch(fetcher, partition, 0, 50, "match")).values) == 8
     assert len(await read_all(fetcher, partition, 50, "match")) == 50
 
@@ -217,7 +218,7 @@ async def test_offsets_that_compaction_removed_are_stepped_over(tmp_path: Path, 
     for number in range(40):
         await append(partition, *[b"%d" % number * 1000] * 3, keys=[b"same", b"key%d" % number, b"same"])
     await embedded(engine).maintain()
-    fetcher = Fetcher(FetchLimits(), clock)
+    fetcher = Fetcher(BrokerLimits(), clock)
     for maximum in (1, 10, 1000):
         found = await read_all(fetcher, partition, maximum)
         offsets = [offset for offset, _ in found]
@@ -246,7 +247,7 @@ async def test_what_stands_before_damage_is_served_and_then_the_damage_reported(
     data = bytearray(log.read_bytes())
     data[data.index(b"bbb")] ^= 1
     log.write_bytes(data)
-    fetcher = Fetcher(FetchLimits(), clock)
+    fetcher = Fetcher(BrokerLimits(), clock)
     for wanted in ("", "aaa"):
         fetched = await fetch(fetcher, partition, 0, 100, wanted)
         assert (fetched.offsets, fetched.next_offset) == ([0, 1], 2)
@@ -303,10 +304,10 @@ async def test_whole_records_are_bounded_by_their_bytes_headers_included(
 ) -> None:
     cell = encode_headers([("a", bytes(100))])
     await append_whole(partition, Batch([b"v"] * 10, None, [cell] * 10))
-    fetcher = Fetcher(FetchLimits(bytes_max=300), clock)
+    fetcher = Fetcher(BrokerLimits(fetch_bytes_max=300), clock)
     fetched = await fetch_whole(fetcher, partition, 0, 10)
     assert (fetched.offsets, fetched.next_offset) == ([0, 1], 2)
-    assert (await fetch_whole(Fetcher(FetchLimits(bytes_max=1), clock), partition, 2, 10)).offsets == [2]
+    assert (await fetch_whole(Fetcher(BrokerLimits(fetch_bytes_max=1), clock), partition, 2, 10)).offsets == [2]
 
 
 async def test_whole_records_that_expired_or_do_not_match_are_left_out(

@@ -21,9 +21,9 @@ DECODED_ON_LOOP_BYTES_MAX: Final = 64 << 10
 # --- lists in requests ---
 
 ROLES_MAX: Final = 1_000
-"""For a user, a key or an ACL. The broker keeps 64 for each user."""
+"""For a user, a key or an ACL. By default the broker keeps 64 for each user."""
 ACL_USERS_MAX: Final = 10_000
-"""As many as the broker has users."""
+"""By default the broker has so many users, and keeps 256 for each ACL."""
 PERMISSIONS_MAX: Final = 100
 """There are fewer than ten."""
 SETTINGS_MAX: Final = 1_000
@@ -33,7 +33,7 @@ AUDIT_TYPES_MAX: Final = 1_000
 TXN_OFFSETS_MAX: Final = 10_000
 """One for each partition of the largest topic."""
 MEMBER_TOPICS_MAX: Final = 1_000
-"""That a member of a group subscribes to. The broker accepts 100."""
+"""That a member of a group subscribes to. By default the broker accepts 100."""
 MEMBER_PARTITIONS_MAX: Final = 65_536
 """That a member of a group owns: as many as brokers have, by default and beyond."""
 STAGES_MAX: Final = 1_000

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from penstock.broker.groups.truncation import position_of_client
+from penstock.broker.limits import BrokerLimits
 from penstock.broker.records.filters import RecordFilter, select
 from penstock.broker.records.visibility import is_visible, visible_rows
 from penstock.broker.tracing import FetchTrace, Tracing
@@ -38,25 +38,6 @@ from penstock.workers import Check, Worker
 READ_BYTES_MIN = 64 << 10
 OnRead = Callable[[int], None]
 """Takes how many records a reply has, when it is made."""
-
-
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """What one FETCH may cost."""
-
-    records_max: int = 10_000
-    """For one reply. Deployed brokers stop at 1 000; more saves round trips, and a reader cannot tell the difference."""
-
-    bytes_max: int = 4 << 20
-    """For one reply, unless its first record is larger. A connection holds one reply beyond its send buffer, so this bounds what
-    a reader that does not read can cost."""
-
-    scanned_max: int = 10_000
-    """Records that one FETCH looks at and does not return, for its filter or because they have expired. The next one continues where
-    it stopped."""
-
-    scan_s_max: float = 0.25
-    """Time that one filtered FETCH takes for looking, give or take one record."""
 
 
 class Part(Protocol):
@@ -224,7 +205,7 @@ async def _after_following(partition: Partition, read: Callable[[], bytes | Coro
 class Fetcher:
     """Reads for the sessions of one listener."""
 
-    def __init__(self, limits: FetchLimits, clock: Clock, tracing: Tracing | None = None) -> None:
+    def __init__(self, limits: BrokerLimits, clock: Clock, tracing: Tracing | None = None) -> None:
         self._limits = limits
         self._clock = clock
         self._tracing = tracing
@@ -273,7 +254,7 @@ class Fetcher:
         ask for the same offset forever. Beyond the end there is nothing, and the next offset is the one asked for, or the cut if the
         log lost records that the reader may have read.
         """
-        records_max = min(max_records if max_records > 0 else FETCH_RECORDS_DEFAULT, self._limits.records_max)
+        records_max = min(max_records if max_records > 0 else FETCH_RECORDS_DEFAULT, self._limits.fetch_records_max)
         if not partition.followed:
             again = partial(self.fetch, partition, offset, max_records, wanted, form, worker, on_read)
             return _after_following(partition, again)
@@ -281,8 +262,8 @@ class Fetcher:
             form,
             offset,
             records_max,
-            self._limits.bytes_max,
-            self._limits.scanned_max,
+            self._limits.fetch_bytes_max,
+            self._limits.fetch_scanned_max,
             self._clock.now_ms(),
             None if self._tracing is None else FetchTrace(self._tracing, partition),
             on_read,
@@ -331,11 +312,11 @@ class Fetcher:
 
         def scan(check: Check) -> int:
             nonlocal deadline_s
-            deadline_s = min(deadline_s, clock.monotonic() + limits.scan_s_max)
-            return _scan(gathering, blocks, record_filter, limits.scanned_max - scanned, out_of_time, check)
+            deadline_s = min(deadline_s, clock.monotonic() + limits.fetch_scan_s_max)
+            return _scan(gathering, blocks, record_filter, limits.fetch_scanned_max - scanned, out_of_time, check)
 
         scanned = 0
-        while gathering.open and scanned < limits.scanned_max and gathering.next_offset < partition.committed_end:
+        while gathering.open and scanned < limits.fetch_scanned_max and gathering.next_offset < partition.committed_end:
             try:
                 blocks = await _read_retained(partition, gathering, READ_BYTES_DEFAULT)
             except PenstockError:
@@ -430,10 +411,10 @@ def _uniform_rows(block: Block, start: int, stop: int) -> UniformRows | None:
     return None if uniform is None else UniformRows(block.offsets(start, stop), *uniform)
 
 
-def _read_bytes(partition: Partition, records: int, limits: FetchLimits) -> int:
+def _read_bytes(partition: Partition, records: int, limits: BrokerLimits) -> int:
     """How much to read for this many records, by what a record takes on average; reading too little only means reading again."""
     held = partition.committed_end - partition.start_offset
-    return min(max(READ_BYTES_MIN, records * partition.size_bytes // held), limits.bytes_max)
+    return min(max(READ_BYTES_MIN, records * partition.size_bytes // held), limits.fetch_bytes_max)
 
 
 def _no_record(partition: Partition, offset: int) -> OffsetOutOfRange:

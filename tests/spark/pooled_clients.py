@@ -1,0 +1,12 @@
+"""The clients that the Spark data source keeps open in this process."""
+
+from __future__ import annotations
+
+from penstock.spark.connection import _clients
+
+
+def close_pooled_clients() -> None:
+    """Close them. Later requests for a pooled client get a new one."""
+    with _clients._lock:
+        while _clients._clients:
+            _clients._clients.popitem()[1].close()
