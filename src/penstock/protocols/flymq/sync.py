@@ -310,7 +310,7 @@ class FlyMQClient(SyncClient[AsyncFlyMQClient]):
         return self._thread.run(self._async.describe_topic(name))
 
     def describe_topics(self) -> list[TopicDescription]:
-        """Return every topic, by name: some thousand partitions a request, or a request for each topic if the server is not Penstock."""
+        """Return every topic, by name: up to 10,000 partitions a request, or a request for each topic if the server is not Penstock."""
         return self._thread.run(self._async.describe_topics())
 
     def subscribe(

@@ -21,6 +21,7 @@ from penstock.protocols.flymq.operations.monitoring import (
 from penstock.protocols.flymq.operations.operation import decode_reply, encode_request
 from penstock.protocols.flymq.operations.topics import DescribedTopic, TopicList, TopicPage
 from penstock.protocols.flymq.server import topics
+from penstock.protocols.flymq.server.blocks import TOPICS_PER_TURN
 from penstock.protocols.flymq.wire import frame
 from penstock.testing.clock import START_MS
 from tests.protocols.flymq.conversation import Conversation
@@ -61,10 +62,12 @@ async def test_open_transactions_are_told(broker: Broker, talk: Conversation) ->
     assert told == OpenTransaction(transaction, "anonymous", "open", 0, 60_000, 1, 129, ["t"], 1)
 
 
+@pytest.mark.parametrize("at_once", [1, 256], ids=["encoded in a thread", "encoded at once"])
 async def test_topics_are_described_a_page_at_a_time(
-    broker: Broker, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, talk: Conversation, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(topics, "PAGE_PARTITIONS_MAX", 3)
+    monkeypatch.setattr(topics, "TOPICS_PER_TURN", at_once)
     for name, partitions in (("a", 1), ("b", 5), ("c", 1)):
         await broker.create_topic(ANONYMOUS, name, TopicConfig(partitions=partitions))
 
@@ -80,3 +83,14 @@ async def test_topics_are_described_a_page_at_a_time(
     last = await page("b")
     assert (shown(last.topics), last.more) == ([("c", 1)], False)
     assert await page("zzz") == TopicPage([], False)
+    monkeypatch.setattr(topics, "PAGE_BYTES_MAX", len("a") + 1)
+    assert (shown((await page("")).topics), (await page("")).more) == ([("a", 1)], True)
+
+
+async def test_more_topics_than_one_turn_of_the_loop_describes_are_one_page(broker: Broker, talk: Conversation) -> None:
+    names = [f"t{number:04}" for number in range(TOPICS_PER_TURN + 1)]
+    for name in names:
+        await broker.create_topic(ANONYMOUS, name, TopicConfig())
+    page = decode_reply(TopicList, (await talk.ask(encode_request(TopicList("")))).payload)
+    assert [each.topic for each in page.topics] == names
+    assert not page.more

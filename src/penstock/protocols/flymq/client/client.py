@@ -479,7 +479,7 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         return _topic(metadata)
 
     async def describe_topics(self) -> list[TopicDescription]:
-        """Return every topic, by name: some thousand partitions a request, or a request for each topic if the server is not Penstock."""
+        """Return every topic, by name: up to 10,000 partitions a request, or a request for each topic if the server is not Penstock."""
 
         async def ask(last: DescribedTopic | None) -> tuple[Iterable[DescribedTopic], bool]:
             page = await self._ask(TopicList("" if last is None else last.topic))

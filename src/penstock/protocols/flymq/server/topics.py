@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Final
 
 from penstock.broker.cluster import NAME
 from penstock.broker.groups.groups import GroupInfo
-from penstock.broker.groups.monitoring import PAGE_PARTITIONS_MAX
 from penstock.broker.topics.settings import format_topic_config, parse_topic_config
-from penstock.errors import InvalidRequest, TopicExists, TopicNotFound
+from penstock.errors import AccessDenied, InvalidRequest, TopicExists, TopicNotFound
 from penstock.protocols.flymq.operations import topics as op
+from penstock.protocols.flymq.operations.operation import encode_reply
 from penstock.protocols.flymq.operations.records import Consume, ConsumeZeroCopy, Fetch, FetchBinary
-from penstock.protocols.flymq.server.dispatch import Answer, Caller, handles
-from penstock.protocols.flymq.server.fetching import PlainForm
+from penstock.protocols.flymq.server.blocks import TOPICS_PER_TURN
+from penstock.protocols.flymq.server.dispatch import Answer, Caller, Frame, handles
+from penstock.protocols.flymq.server.fetching import FetchLimits, PlainForm
 
+PAGE_PARTITIONS_MAX: Final = 10_000
+"""A page of topics ends with the one that reaches this, or this size."""
+PAGE_BYTES_MAX: Final = FetchLimits().bytes_max
+PARTITION_BYTES: Final = 24
+TEXT_BYTES: Final = 4
+"""For the lengths of a setting's name and value."""
 LEADER_ID = 0
 LEADER_EPOCH = 1
 SCHEMA_SETTING = "schema"
@@ -77,20 +86,33 @@ async def metadata(caller: Caller, request: op.Metadata) -> op.TopicMetadata:
     return op.TopicMetadata(described.topic, described.partitions, described.config)
 
 
-@handles(op.TopicList, on_every_node=True)
-async def describe_topics(caller: Caller, request: op.TopicList) -> op.TopicPage:
+@handles(op.TopicList, large_read=True, on_every_node=True)
+async def describe_topics(caller: Caller, request: op.TopicList) -> op.TopicPage | Frame:
     names = caller.broker.topic_names(caller.principal)
     rest = names[bisect_right(names, request.after) :]
-    page: list[op.DescribedTopic] = []
-    rows = looked_at = 0
+    topics: list[op.DescribedTopic] = []
+    rows = size_bytes = looked_at = 0
     for name in rest:
-        if rows >= PAGE_PARTITIONS_MAX:
+        if rows >= PAGE_PARTITIONS_MAX or size_bytes >= PAGE_BYTES_MAX:
             break
+        if looked_at % TOPICS_PER_TURN == 0:
+            await asyncio.sleep(0)  # there may be thousands
         looked_at += 1
-        with suppress(TopicNotFound):  # it was deleted meanwhile
-            page.append(await _described(caller, name))
-            rows += len(page[-1].partitions)
-    return op.TopicPage(page, looked_at < len(rest))
+        with suppress(TopicNotFound, AccessDenied):  # it was deleted meanwhile, or the client may no longer see it
+            described = await _described(caller, name)
+            topics.append(described)
+            rows += len(described.partitions)
+            size_bytes += _size_bytes(described)
+    page = op.TopicPage(topics, looked_at < len(rest))
+    if len(topics) <= TOPICS_PER_TURN:
+        return page
+    return await caller.worker.run(lambda _: encode_reply(op.TopicList, page))
+
+
+def _size_bytes(described: op.DescribedTopic) -> int:
+    """About what a topic takes in a reply."""
+    settings = sum(len(name) + len(text) + TEXT_BYTES for name, text in described.config.items())
+    return len(described.topic) + PARTITION_BYTES * len(described.partitions) + settings
 
 
 async def _described(caller: Caller, topic: str) -> op.DescribedTopic:
