@@ -2,13 +2,16 @@
 
     python -m tests.crash.cluster_faults --rounds 14
 
-Five channels send numbered values over the five protocols, and a sixth sends transactions over FlyMQ. In each round one part fails: a
-broker of Kafka is killed, at random or the one that coordinates the transactions of the nodes; the node that leads is killed, or one that
-follows; the node that leads is stopped (SIGSTOP) until another has taken its place, and continued; the network between it and Kafka is cut
-for as long; or that of one that follows, for a while; or that between the node that leads and the other nodes, while all of them reach
-Kafka. The part is back before the next round. A round ends when every channel has been
-answered since the fault; how long that took is printed. At the end every acknowledged value must be there, twice only if its sender sent it
-again, and every transaction as a whole. Ends with 1 otherwise.
+Five channels send numbered values over the five protocols; a sixth sends transactions. A reader at each node acknowledges what one
+subscription of BlipMQ delivers. In each round one part fails: a broker of Kafka is killed, at random or the one that coordinates the
+transactions of the nodes; the node that leads is killed, or one that follows; the node that leads is stopped (SIGSTOP) until another has
+taken its place, and continued; the network between it and Kafka is cut for as long; or that of one that follows, for a while; or that
+between the node that leads and the other nodes, while all of them reach Kafka. The part is back before the next round. A round ends when
+every channel has been answered since the fault; how long that took is printed.
+
+At the end the node that leads is killed once more. Every acknowledged value must be there, twice only if its sender sent it again, and
+every transaction as a whole. Every value must have been delivered, and none whose acknowledgement was confirmed once more. Ends with 1
+otherwise.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Final, Protocol
 
 from confluent_kafka.admin import AdminClient
 
@@ -34,6 +37,7 @@ from bench.kafka import KafkaCluster
 from bench.processes import HOST, free_port
 from penstock.clients.loop_thread import LoopThread
 from penstock.log.kafka.lock import NODE_ID
+from penstock.protocols.blipmq.sync import BlipMQClient
 from penstock.testing.process import BrokerProcess
 from scripts.demo.cluster import (
     BROKERS,
@@ -49,7 +53,16 @@ from scripts.demo.cluster import (
     what_is_wrong,
 )
 from scripts.demo.intake import TOPIC
-from scripts.demo.speakers import SPEAKERS, FlyMQ, Speaker
+from scripts.demo.speakers import SPEAKERS, BlipMQ, Speaker
+from tests.crash.cluster_channels import (
+    SUBSCRIPTIONS,
+    TRANSACTION,
+    TRANSACTION_RECORDS,
+    Readers,
+    Transactions,
+    numbered,
+    torn_transactions,
+)
 from tests.crash.relay import Relay
 
 REPLACED_S_MAX = 60.0
@@ -57,31 +70,39 @@ CUT_S = 15.0
 """How long a node stays cut off if no other takes its place: longer than any request to Kafka or to another node waits for its answer."""
 PEER_HOSTS = {node: f"127.0.1.{number}" for number, node in enumerate(NODES, 1)}
 ROUND_S_MAX = 180.0
-TRANSACTION = b"transaction "
+DELIVERED_S_MAX = 180.0
 
 
-class Transactions(FlyMQ):
-    """Each chunk is a transaction over all partitions."""
+class Answered(Protocol):
+    """What is to be answered after each fault."""
 
-    def send(self, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
-        with self.client.transaction() as transaction:
-            for number, (key, value) in enumerate(records):
-                transaction.send(topic, value, key=key, partition=number % PARTITIONS)
+    @property
+    def kind(self) -> type[Speaker]: ...
 
+    @property
+    def acknowledged(self) -> Sized: ...
 
-def numbered(prefix: bytes, over: threading.Event) -> Iterator[Sequence[tuple[bytes, bytes]]]:
-    for chunk in itertools.count():
-        if over.is_set():
-            return
-        yield [(b"key %d" % number, prefix + b"%d-%d" % (chunk, number)) for number in range(CHUNK)]
+    @property
+    def failure(self) -> str | None: ...
 
 
 Repair = Callable[[], None]
+FAULTS: Final = (
+    "kafka_broker_killed",
+    "leading_node_killed",
+    "following_node_killed",
+    "leading_node_frozen",
+    "transaction_coordinator_killed",
+    "leading_node_cut_off",
+    "following_node_cut_off",
+    "leading_node_unreachable_for_nodes",
+)
+"""Methods of `Faults`."""
 
 
 class Links:
     """The network between nodes and brokers of Kafka: a relay for each pair, which a broker tells its node as the broker's own address.
-    And the network between nodes: a relay in front of each, with the same port at an address of its own that the node advertises."""
+    The network between nodes: a relay in front of each, with the same port at an address of its own that the node advertises."""
 
     def __init__(self) -> None:
         self._thread = LoopThread("relays")
@@ -151,18 +172,8 @@ class Faults:
         self._links = links
         self._random = random_
 
-    @property
-    def all(self) -> Sequence[Callable[[], Repair]]:
-        return (
-            self.kafka_broker_killed,
-            self.leading_node_killed,
-            self.following_node_killed,
-            self.leading_node_frozen,
-            self.transaction_coordinator_killed,
-            self.leading_node_cut_off,
-            self.following_node_cut_off,
-            self.leading_node_unreachable_for_nodes,
-        )
+    def named(self, names: Iterable[str]) -> Sequence[Callable[[], Repair]]:
+        return [getattr(self, name) for name in names]
 
     def kafka_broker_killed(self) -> Repair:
         broker = self._random.choice(self._kafka.brokers)
@@ -236,7 +247,7 @@ def _killed(node: BrokerProcess) -> Repair:
     return start
 
 
-def play_round(fault: Callable[[], Repair], channels: Sequence[Channel]) -> float:
+def play_round(fault: Callable[[], Repair], channels: Sequence[Answered]) -> float:
     """Let a part fail and bring it back; returns how long it took until every channel was answered. Raises if one of these fails."""
     repair = fault()
     at = time.monotonic()
@@ -250,15 +261,7 @@ def play_round(fault: Callable[[], Repair], channels: Sequence[Channel]) -> floa
     return seconds
 
 
-def _java_hash(text: str) -> int:
-    """What Kafka chooses a transactional id's partition by."""
-    value = 0
-    for character in text:
-        value = (31 * value + ord(character)) & 0xFFFFFFFF
-    return value & 0x7FFFFFFF
-
-
-def wait_for_answers(channels: Sequence[Channel], since: dict[Channel, int]) -> None:
+def wait_for_answers(channels: Sequence[Answered], since: Mapping[Answered, int]) -> None:
     deadline = time.monotonic() + ROUND_S_MAX
     for channel in channels:
         while len(channel.acknowledged) <= since[channel]:
@@ -269,46 +272,106 @@ def wait_for_answers(channels: Sequence[Channel], since: dict[Channel, int]) -> 
             time.sleep(0.02)
 
 
-def run(rounds: int, seed: int) -> int:
+def _java_hash(text: str) -> int:
+    """What Kafka chooses a transactional id's partition by."""
+    value = 0
+    for character in text:
+        value = (31 * value + ord(character)) & 0xFFFFFFFF
+    return value & 0x7FFFFFFF
+
+
+class Load:
+    """Everything that sends and reads, on nodes that run."""
+
+    def __init__(self, nodes: Sequence[BrokerProcess]) -> None:
+        self._nodes = nodes
+        self._over = threading.Event()
+        with nodes[0].connect() as client:
+            client.create_topic(TOPIC, PARTITIONS)
+        with BlipMQClient(BlipMQ.url(nodes[0])) as client:
+            self.readers = Readers(nodes, client.subscribe(TOPIC))
+        kinds: list[tuple[type[Speaker], bytes]] = [(kind, kind.name.encode() + b" ") for kind in SPEAKERS]
+        self.senders = [
+            Channel(number, kind, nodes, numbered(prefix, CHUNK, self._over))
+            for number, (kind, prefix) in enumerate(kinds)
+        ]
+        self.senders += [
+            Channel(len(kinds), Transactions, nodes, numbered(TRANSACTION, TRANSACTION_RECORDS, self._over))
+        ]
+
+    @property
+    def channels(self) -> Sequence[Answered]:
+        return [*self.senders, self.readers]
+
+    def start(self) -> None:
+        for sender in self.senders:
+            sender.start()
+        self.readers.start()
+        wait_for_answers(self.channels, dict.fromkeys(self.channels, 0))
+
+    def stop(self) -> list[str]:
+        """End it; returns what is wrong with what is stored and what was delivered."""
+        self._over.set()
+        for sender in self.senders:
+            sender.join()
+        stored = stored_values(alive(self._nodes)[0])
+        self._wait_for_readers(lambda: len(self.readers.delivered) >= stored.total())
+        leader_of(self._nodes).kill9()
+        killed_s = time.monotonic()
+        # Who leads next delivers at once what is not acknowledged in the log.
+        self._wait_for_readers(lambda: self.readers.empty_s > killed_s)
+        self.readers.stop()
+        twice = sum(count > 1 for count in stored.values())
+        again = sum(len(sender.sent_again) for sender in self.senders)
+        _say(
+            f"{acknowledged(self.senders):,} values acknowledged, {again:,} sent again, of which {twice:,} are stored twice"
+        )
+        _say(
+            f"{len(self.readers.delivered):,} delivered, {len(self.readers.acknowledged):,} acknowledgements confirmed"
+        )
+        return [
+            *(each.failure for each in self.channels if each.failure),
+            what_is_wrong(stored, self.senders),
+            torn_transactions(stored),
+            self.readers.what_is_wrong(stored),
+        ]
+
+    def _wait_for_readers(self, until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DELIVERED_S_MAX
+        while not until() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def run(rounds: int, seed: int, names: Sequence[str]) -> int:
     chance = random.Random(seed)
-    over = threading.Event()
     recovered: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="penstock-faults-") as name, ExitStack() as running:
         links = Links()
         kafka = running.enter_context(KafkaCluster(Path(name) / "kafka", BROKERS, light=True, relayed=links.listeners))
         links.open(kafka)
         running.callback(links.close)
-        nodes = [running.enter_context(node) for node in make_nodes(Path(name), links.bootstrap, links.clusters)]
-        with nodes[0].connect() as client:
-            client.create_topic(TOPIC, PARTITIONS)
-        kinds: list[tuple[type[Speaker], bytes]] = [(kind, kind.name.encode() + b" ") for kind in SPEAKERS]
-        kinds.append((Transactions, TRANSACTION))
-        channels = [Channel(number, kind, nodes, numbered(prefix, over)) for number, (kind, prefix) in enumerate(kinds)]
-        for channel in channels:
-            channel.start()
-        wait_for_answers(channels, dict.fromkeys(channels, 0))
-        faults = Faults(kafka, nodes, links, chance).all
+        made = make_nodes(Path(name), links.bootstrap, links.clusters, SUBSCRIPTIONS)
+        nodes = [running.enter_context(node) for node in made]
+        load = Load(nodes)
+        load.start()
+        faults = Faults(kafka, nodes, links, chance)
+        kinds = faults.named(names)
         for number in range(rounds):
-            fault = faults[number % len(faults)]
-            seconds = play_round(fault, channels)
+            fault = kinds[number % len(kinds)]
+            seconds = play_round(fault, load.channels)
             recovered.setdefault(fault.__name__, []).append(seconds)
             _say(f"round {number + 1}: {fault.__name__}, all channels answered after {seconds:.1f} s")
-        over.set()
-        for channel in channels:
-            channel.join()
-        stored = stored_values(alive(nodes)[0])
-    wrong = [each.failure for each in channels if each.failure] + [what_is_wrong(stored, channels)]
-    wrong.append(torn_transactions(stored))
+        wrong = load.stop()
     for fault_name, seconds_each in recovered.items():
         _say(
             f"{fault_name}: {len(seconds_each)} times, until all channels were answered {statistics.median(seconds_each):.1f} s "
             f"(median), {max(seconds_each):.1f} s (longest)"
         )
-    again = sum(len(channel.sent_again) for channel in channels)
-    twice = sum(count > 1 for count in stored.values())
-    _say(f"{acknowledged(channels):,} values acknowledged, {again:,} sent again, of which {twice:,} are stored twice")
     problems = [each for each in wrong if each]
-    _say("\n".join(problems) or "0 lost, 0 twice that were sent once, every transaction whole")
+    _say(
+        "\n".join(problems)
+        or "0 lost, 0 twice that were sent once, every transaction whole, no confirmed delivery repeated"
+    )
     return bool(problems)
 
 
@@ -317,23 +380,14 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def torn_transactions(stored: Counter[bytes]) -> str:
-    """A transaction that was sent again may be there twice, but as a whole."""
-    counts: dict[bytes, list[int]] = {}
-    for value, count in stored.items():
-        if value.startswith(TRANSACTION):
-            counts.setdefault(value.split(b"-")[0], []).append(count)
-    torn = [each for each in counts.values() if len(each) != CHUNK or len(set(each)) != 1]
-    return f"{len(torn)} transactions are there in part" if torn else ""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=14)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS, help="in turn, one a round")
     arguments = parser.parse_args()
     _say(f"seed {arguments.seed}")
-    sys.exit(run(arguments.rounds, arguments.seed))
+    sys.exit(run(arguments.rounds, arguments.seed, arguments.faults))
 
 
 if __name__ == "__main__":

@@ -31,9 +31,10 @@ class Certificates:
 
 
 def node_process(
-    directory: Path, kafka: Kafka, prefix: str, name: str, ports: Mapping[str, int] | None = None
+    directory: Path, kafka: Kafka, prefix: str, name: str, ports: Mapping[str, int] | None = None, more: str = ""
 ) -> BrokerProcess:
-    """A node in a process of its own, with FlyMQ, and with other protocols at these ports."""
+    """A node in a process of its own, with FlyMQ, and with other protocols at these ports. `more` are further sections of its
+    configuration."""
     listeners = "\n".join(f'[listeners.{each}]\nbind = "127.0.0.1:{port}"' for each, port in (ports or {}).items())
     config = f"""
 dev = true
@@ -46,6 +47,7 @@ bind = "127.0.0.1:0"
 node = "{name}"
 secret = "{SECRET}"
 {listeners}
+{more}
 """
     return BrokerProcess(directory / name, config=config)
 
