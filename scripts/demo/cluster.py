@@ -144,6 +144,7 @@ class Channel(threading.Thread):
         kind: type[Speaker],
         nodes: Sequence[BrokerProcess],
         chunks: Iterable[Sequence[tuple[bytes, bytes]]],
+        pause_s: float = PAUSE_S,
     ) -> None:
         super().__init__(name=CHANNELS[kind.name], daemon=True)
         self.kind = kind
@@ -156,6 +157,7 @@ class Channel(threading.Thread):
         self._nodes = nodes
         self._chunks = chunks
         self._number = number
+        self._pause_s = pause_s
         self._speaker: Speaker | None = None
 
     def run(self) -> None:
@@ -165,7 +167,7 @@ class Channel(threading.Thread):
                 self._send(chunk)
                 self.longest_s = max(self.longest_s, time.monotonic() - at)
                 self.acknowledged += [value for _, value in chunk]
-                time.sleep(PAUSE_S)
+                time.sleep(self._pause_s)
         except Exception as error:
             self.failure = f"{self.kind.name} gave up: {error}"
             raise

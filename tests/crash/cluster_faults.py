@@ -2,10 +2,10 @@
 
     python -m tests.crash.cluster_faults --rounds 14
 
-Five channels send numbered values over the five protocols; a sixth sends transactions. A reader at each node acknowledges what one
-subscription of BlipMQ delivers. In each round one part fails: a broker of Kafka is killed, at random or the one that coordinates the
-transactions of the nodes; the node that leads is killed, or one that follows; the node that leads is stopped (SIGSTOP) until another has
-taken its place, and continued; the network between it and Kafka is cut for as long; or that of one that follows, for a while; or that
+Five channels send numbered values over the five protocols; two more send transactions without a pause. A reader at each node acknowledges
+what one subscription of BlipMQ delivers. In each round one part fails: a broker of Kafka is killed, at random or the one that coordinates a
+transaction that has just begun; the node that leads is killed, or one that follows; the node that leads is stopped (SIGSTOP) until another
+has taken its place, and continued; the network between it and Kafka is cut for as long; or that of one that follows, for a while; or that
 between the node that leads and the other nodes, while all of them reach Kafka. The part is back before the next round. A round ends when
 every channel has been answered since the fault; how long that took is printed.
 
@@ -31,12 +31,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from confluent_kafka.admin import AdminClient
-
 from bench.kafka import KafkaCluster
 from bench.processes import HOST, free_port
 from penstock.clients.loop_thread import LoopThread
-from penstock.log.kafka.lock import NODE_ID
 from penstock.protocols.blipmq.sync import BlipMQClient
 from penstock.testing.process import BrokerProcess
 from scripts.demo.cluster import (
@@ -63,6 +60,7 @@ from tests.crash.cluster_channels import (
     numbered,
     torn_transactions,
 )
+from tests.crash.kafka_transactions import TransactionLog
 from tests.crash.relay import Relay
 
 REPLACED_S_MAX = 60.0
@@ -71,6 +69,8 @@ CUT_S = 15.0
 PEER_HOSTS = {node: f"127.0.1.{number}" for number, node in enumerate(NODES, 1)}
 ROUND_S_MAX = 180.0
 DELIVERED_S_MAX = 180.0
+TRANSACTION_CHANNELS = 2
+TRANSACTIONAL_IDS = "penstock.txn."
 
 
 class Answered(Protocol):
@@ -171,6 +171,8 @@ class Faults:
         self._nodes = nodes
         self._links = links
         self._random = random_
+        self.transactions_hit = 0
+        """How often a coordinator had not finished a transaction when it was killed."""
 
     def named(self, names: Iterable[str]) -> Sequence[Callable[[], Repair]]:
         return [getattr(self, name) for name in names]
@@ -181,12 +183,18 @@ class Faults:
         return broker.start
 
     def transaction_coordinator_killed(self) -> Repair:
-        topic = "__transaction_state"
-        admin = AdminClient({"bootstrap.servers": ",".join(self._kafka.bootstrap)})
-        partitions = admin.list_topics(topic, timeout=REPLACED_S_MAX).topics[topic].partitions
-        broker = self._kafka.brokers[partitions[_java_hash(NODE_ID) % len(partitions)].leader - 1]
+        log = TransactionLog(self._kafka.bootstrap, TRANSACTIONAL_IDS)
+        broker = self._kafka.brokers[log.wait_until_begun() - 1]
         broker.kill()
-        return broker.start
+
+        def start() -> None:
+            try:
+                broker.start()
+                self.transactions_hit += log.was_unfinished()
+            finally:
+                log.close()
+
+        return start
 
     def leading_node_killed(self) -> Repair:
         return _killed(leader_of(self._nodes))
@@ -272,14 +280,6 @@ def wait_for_answers(channels: Sequence[Answered], since: Mapping[Answered, int]
             time.sleep(0.02)
 
 
-def _java_hash(text: str) -> int:
-    """What Kafka chooses a transactional id's partition by."""
-    value = 0
-    for character in text:
-        value = (31 * value + ord(character)) & 0xFFFFFFFF
-    return value & 0x7FFFFFFF
-
-
 class Load:
     """Everything that sends and reads, on nodes that run."""
 
@@ -296,7 +296,14 @@ class Load:
             for number, (kind, prefix) in enumerate(kinds)
         ]
         self.senders += [
-            Channel(len(kinds), Transactions, nodes, numbered(TRANSACTION, TRANSACTION_RECORDS, self._over))
+            Channel(
+                number,
+                Transactions,
+                nodes,
+                numbered(TRANSACTION + b"%d-" % number, TRANSACTION_RECORDS, self._over),
+                pause_s=0.0,
+            )
+            for number in range(TRANSACTION_CHANNELS)
         ]
 
     @property
@@ -367,6 +374,7 @@ def run(rounds: int, seed: int, names: Sequence[str]) -> int:
             f"{fault_name}: {len(seconds_each)} times, until all channels were answered {statistics.median(seconds_each):.1f} s "
             f"(median), {max(seconds_each):.1f} s (longest)"
         )
+    _say(f"{faults.transactions_hit} times the coordinator was killed before it had finished a transaction")
     problems = [each for each in wrong if each]
     _say(
         "\n".join(problems)

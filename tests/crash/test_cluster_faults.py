@@ -3,6 +3,7 @@ records, and deliveries of what was acknowledged."""
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from tests.crash.cluster_channels import (
     torn_transactions,
 )
 from tests.crash.cluster_faults import FAULTS, Faults, Repair, play_round
+from tests.crash.kafka_transactions import BEGUN, parse
 
 
 class Answered:
@@ -143,6 +145,11 @@ def test_a_delivery_is_repeated_if_it_was_asked_for_after_the_confirmation(reade
     assert not readers.what_is_wrong(Counter([b"1"]))
     readers.note_delivered([delivery(1)], asked_s=time.monotonic() + 1)
     assert "1 were delivered again" in readers.what_is_wrong(Counter([b"1"]))
+
+
+def test_what_a_coordinator_notes_is_read() -> None:
+    key = struct.pack(">hh", 0, 14) + b"penstock.txn.7"
+    assert parse(key, struct.pack(">hqhib", 0, 5, 1, 10_000, BEGUN) + b"the rest") == ("penstock.txn.7", BEGUN)
 
 
 def test_every_fault_has_a_name() -> None:
