@@ -55,7 +55,10 @@ secret = "{SECRET}"
 class NodeThread(RunningBroker):
     """A node in a thread of the test, with TLS between it and the others."""
 
-    def __init__(self, kafka: Kafka, prefix: str, name: str, certificates: Certificates, **config: Any) -> None:
+    def __init__(
+        self, kafka: Kafka, prefix: str, name: str, certificates: Certificates, auth: str = "none", **config: Any
+    ) -> None:
+        """`auth` is that of the FlyMQ listener."""
         self._certificates = certificates
         self.prefix = prefix
         quic = {"tls": certificates.tls}
@@ -68,7 +71,7 @@ class NodeThread(RunningBroker):
                 "secret": SECRET,
                 "tls": {**certificates.tls, "ca": str(certificates.ca)},
             },
-            listeners={"fujin": quic, "felix": quic},
+            listeners={"flymq": {"auth": auth}, "fujin": quic, "felix": quic},
             **config,
         )
 
