@@ -1,5 +1,5 @@
-"""What `cluster_faults` loads a cluster with, beside the five protocols of the demo: transactions, and readers that
-acknowledge."""
+"""What `cluster_faults` loads a cluster with, beside the five protocols of the demo: transactions, producers that keep their client, and
+readers that acknowledge."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from contextlib import suppress
 from typing import ClassVar, Final
 
 from penstock.clients.options import ClientOptions
-from penstock.clients.retry import NO_RETRY
+from penstock.clients.retry import NO_RETRY, RetryPolicy
 from penstock.errors import EntryNotFound, PenstockError
 from penstock.protocols.blipmq.client import Message
 from penstock.protocols.blipmq.sync import BlipMQClient
+from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing.process import BrokerProcess
+from scripts.demo.cluster import PAUSE_S, Channel
+from scripts.demo.intake import TOPIC
 from scripts.demo.speakers import BlipMQ, FlyMQ, Speaker
 
 TRANSACTION: Final = b"transaction "
 TRANSACTION_RECORDS: Final = 6
+PATIENT: Final = ClientOptions(retry=RetryPolicy(attempts_max=1000, elapsed_s_max=120.0, delay_s_max=0.5))
 READERS_PER_NODE: Final = 2
 POLLED_MAX: Final = 256
 POLL_PAUSE_S: Final = 0.05
@@ -54,6 +58,41 @@ def torn_transactions(stored: Counter[bytes]) -> str:
             counts.setdefault(value.rpartition(b"-")[0], []).append(count)
     torn = [each for each in counts.values() if len(each) != TRANSACTION_RECORDS or len(set(each)) != 1]
     return f"{len(torn)} transactions are there in part" if torn else ""
+
+
+class IdempotentProducer(Channel):
+    """Sends over one client for as long as it lives. That connects and sends again by itself; what fails in the end is not sent again by
+    anybody, and may be stored, once."""
+
+    def __init__(
+        self, number: int, node: BrokerProcess, url: str, chunks: Iterable[Sequence[tuple[bytes, bytes]]]
+    ) -> None:
+        super().__init__(number, FlyMQ, [node], chunks)
+        self._url = url
+
+    def run(self) -> None:
+        try:
+            with FlyMQClient(self._url, options=PATIENT) as client:
+                for chunk in self._chunks:
+                    self._send_once(client, chunk)
+                    time.sleep(PAUSE_S)
+        except Exception as error:
+            self.failure = f"an idempotent producer gave up: {error}"
+            raise
+
+    def _send_once(self, client: FlyMQClient, chunk: Sequence[tuple[bytes, bytes]]) -> None:
+        values = [value for _, value in chunk]
+        try:
+            client.send_many(TOPIC, chunk)
+        except PenstockError:
+            self.sent_again.update(values)
+        else:
+            self.acknowledged += values
+
+    def stored_again(self, stored: Counter[bytes]) -> str:
+        values = {*self.acknowledged, *self.sent_again}
+        twice = sum(stored[value] > 1 for value in values)
+        return f"{twice} of {len(values):,} values of an idempotent producer are stored twice" if twice else ""
 
 
 class Readers:

@@ -2,16 +2,17 @@
 
     python -m tests.crash.cluster_faults --rounds 14
 
-Five channels send numbered values over the five protocols; two more send transactions without a pause. A reader at each node acknowledges
-what one subscription of BlipMQ delivers. In each round one part fails: a broker of Kafka is killed, at random or the one that coordinates a
-transaction that has just begun; the node that leads is killed, or one that follows; the node that leads is stopped (SIGSTOP) until another
-has taken its place, and continued; the network between it and Kafka is cut for as long; or that of one that follows, for a while; or that
-between the node that leads and the other nodes, while all of them reach Kafka. The part is back before the next round. A round ends when
-every channel has been answered since the fault; how long that took is printed.
+Five channels send numbered values over the five protocols; two more send transactions without a pause. An idempotent producer at each node
+sends over one client from beginning to end, and readers at each node acknowledge what one subscription of BlipMQ delivers. In each round
+one part fails: a broker of Kafka is killed, at random or the one that coordinates a transaction that has just begun; the node that leads is
+killed, or one that follows; the node that leads is stopped (SIGSTOP) until another has taken its place, and continued; the network between
+it and Kafka is cut for as long; or that of one that follows, for a while; or that between the node that leads and the other nodes, while
+all of them reach Kafka. The answers to idempotent producers are held back before the fault, and their connections are reset after it. The
+part is back before the next round. A round ends when every channel has been answered since the fault; how long that took is printed.
 
-At the end the node that leads is killed once more. Every acknowledged value must be there, twice only if its sender sent it again, and
-every transaction as a whole. Every value must have been delivered, and none whose acknowledgement was confirmed once more. Ends with 1
-otherwise.
+At the end the node that leads is killed once more. Every acknowledged value must be there, twice only if its sender sent it again without
+the number of an idempotent producer, and every transaction as a whole. Every value must have been delivered, and none whose acknowledgement
+was confirmed once more. Ends with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import re
 import statistics
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -55,6 +58,7 @@ from tests.crash.cluster_channels import (
     SUBSCRIPTIONS,
     TRANSACTION,
     TRANSACTION_RECORDS,
+    IdempotentProducer,
     Readers,
     Transactions,
     numbered,
@@ -69,8 +73,11 @@ CUT_S = 15.0
 PEER_HOSTS = {node: f"127.0.1.{number}" for number, node in enumerate(NODES, 1)}
 ROUND_S_MAX = 180.0
 DELIVERED_S_MAX = 180.0
+HELD_BACK_S = 0.1
+"""How long answers to idempotent producers are held back before a fault: what they have asked for is stored by then."""
 TRANSACTION_CHANNELS = 2
 TRANSACTIONAL_IDS = "penstock.txn."
+_REPEATED = re.compile(r"^penstock_producer_requests_repeated_total (\d+)", re.MULTILINE)
 
 
 class Answered(Protocol):
@@ -102,12 +109,14 @@ FAULTS: Final = (
 
 class Links:
     """The network between nodes and brokers of Kafka: a relay for each pair, which a broker tells its node as the broker's own address.
-    The network between nodes: a relay in front of each, with the same port at an address of its own that the node advertises."""
+    The network between nodes: a relay in front of each, with the same port at an address of its own that the node advertises. And that
+    between a node and its idempotent producers."""
 
     def __init__(self) -> None:
         self._thread = LoopThread("relays")
         self._relays: dict[str, list[Relay]] = {node: [] for node in NODES}
         self._peers: dict[str, Relay] = {}
+        self._producers: list[Relay] = []
         self._peer_ports = {node: free_port() for node in NODES}
         self._ports = {broker: {node: free_port() for node in NODES} for broker in range(1, BROKERS + 1)}
 
@@ -141,6 +150,22 @@ class Links:
                 self._thread.run(relay.start(port))
                 self._relays[node].append(relay)
 
+    def for_producers(self, node: BrokerProcess) -> str:
+        """Return the URL of a relay in front of a node that listens."""
+        host, _, port = node.address.rpartition(":")
+        relay = Relay(host, int(port))
+        self._producers.append(relay)
+        return f"flymq://{self._thread.run(relay.start())}"
+
+    def hold_back_from_producers(self) -> None:
+        for relay in self._producers:
+            self._thread.run(relay.hold_answers())
+        time.sleep(HELD_BACK_S)
+
+    def cut_off_producers(self) -> None:
+        for relay in self._producers:
+            self._thread.run(relay.cut(0.0))
+
     def cut(self, node: str) -> None:
         for relay in self._relays[node]:
             self._thread.run(relay.hold())
@@ -156,7 +181,7 @@ class Links:
         self._thread.run(self._peers[node].release())
 
     def close(self) -> None:
-        for relay in (*self._peers.values(), *itertools.chain.from_iterable(self._relays.values())):
+        for relay in (*self._producers, *self._peers.values(), *itertools.chain.from_iterable(self._relays.values())):
             self._thread.run(relay.close())
         self._thread.close()
 
@@ -280,10 +305,28 @@ def wait_for_answers(channels: Sequence[Answered], since: Mapping[Answered, int]
             time.sleep(0.02)
 
 
+class Repeated:
+    """Counts requests of idempotent producers that nodes have recognized as stored before; those of a node that starts again meanwhile are
+    not counted."""
+
+    def __init__(self, nodes: Sequence[BrokerProcess]) -> None:
+        self._nodes = nodes
+        self._seen = [0] * len(nodes)
+        self.count = 0
+
+    def look(self) -> None:
+        for number, node in enumerate(self._nodes):
+            with suppress(OSError), urllib.request.urlopen(f"http://{node.addresses['admin']}/metrics") as page:
+                found = _REPEATED.search(page.read().decode())
+                now = 0 if found is None else int(found[1])
+                self.count += now - self._seen[number] if now >= self._seen[number] else now
+                self._seen[number] = now
+
+
 class Load:
     """Everything that sends and reads, on nodes that run."""
 
-    def __init__(self, nodes: Sequence[BrokerProcess]) -> None:
+    def __init__(self, nodes: Sequence[BrokerProcess], links: Links) -> None:
         self._nodes = nodes
         self._over = threading.Event()
         with nodes[0].connect() as client:
@@ -305,6 +348,13 @@ class Load:
             )
             for number in range(TRANSACTION_CHANNELS)
         ]
+        self.producers = [
+            IdempotentProducer(
+                number, node, links.for_producers(node), numbered(b"once %d-" % number, CHUNK, self._over)
+            )
+            for number, node in enumerate(nodes)
+        ]
+        self.senders += self.producers
 
     @property
     def channels(self) -> Sequence[Answered]:
@@ -340,6 +390,7 @@ class Load:
             *(each.failure for each in self.channels if each.failure),
             what_is_wrong(stored, self.senders),
             torn_transactions(stored),
+            *(producer.stored_again(stored) for producer in self.producers),
             self.readers.what_is_wrong(stored),
         ]
 
@@ -359,13 +410,16 @@ def run(rounds: int, seed: int, names: Sequence[str]) -> int:
         running.callback(links.close)
         made = make_nodes(Path(name), links.bootstrap, links.clusters, SUBSCRIPTIONS)
         nodes = [running.enter_context(node) for node in made]
-        load = Load(nodes)
+        load = Load(nodes, links)
         load.start()
+        repeated = Repeated(nodes)
         faults = Faults(kafka, nodes, links, chance)
         kinds = faults.named(names)
         for number in range(rounds):
             fault = kinds[number % len(kinds)]
-            seconds = play_round(fault, load.channels)
+            links.hold_back_from_producers()
+            seconds = play_round(partial(_cut_off_after, fault, links), load.channels)
+            repeated.look()
             recovered.setdefault(fault.__name__, []).append(seconds)
             _say(f"round {number + 1}: {fault.__name__}, all channels answered after {seconds:.1f} s")
         wrong = load.stop()
@@ -375,12 +429,20 @@ def run(rounds: int, seed: int, names: Sequence[str]) -> int:
             f"(median), {max(seconds_each):.1f} s (longest)"
         )
     _say(f"{faults.transactions_hit} times the coordinator was killed before it had finished a transaction")
+    _say(f"{repeated.count:,} requests of idempotent producers came again and had been stored")
     problems = [each for each in wrong if each]
     _say(
         "\n".join(problems)
         or "0 lost, 0 twice that were sent once, every transaction whole, no confirmed delivery repeated"
     )
     return bool(problems)
+
+
+def _cut_off_after(fault: Callable[[], Repair], links: Links) -> Repair:
+    try:
+        return fault()
+    finally:
+        links.cut_off_producers()
 
 
 def _say(line: str) -> None:

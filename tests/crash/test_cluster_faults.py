@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 from penstock.protocols.blipmq.client import Message
+from penstock.testing.process import BrokerProcess
 from scripts.demo.cluster import CHUNK, Channel, what_is_wrong
 from scripts.demo.intake import TOPIC
 from scripts.demo.speakers import FlyMQ
@@ -19,6 +20,7 @@ from tests.crash import cluster_faults
 from tests.crash.cluster_channels import (
     TRANSACTION,
     TRANSACTION_RECORDS,
+    IdempotentProducer,
     Readers,
     numbered,
     torn_transactions,
@@ -110,6 +112,14 @@ def test_a_transaction_of_which_a_part_is_stored_is_told() -> None:
     assert torn_transactions(whole) == torn_transactions(whole + whole) == ""
     for torn in (whole - Counter([TRANSACTION + b"1-7-3"]), whole + Counter([TRANSACTION + b"1-7-3"])):
         assert torn_transactions(torn) == "1 transactions are there in part"
+
+
+def test_a_value_of_an_idempotent_producer_that_is_stored_twice_is_told() -> None:
+    producer = IdempotentProducer(0, BrokerProcess("unused"), "flymq://unused", [])
+    producer.acknowledged, producer.sent_again = [b"a"], {b"b"}
+    assert producer.stored_again(Counter([b"a", b"c", b"c"])) == ""
+    for value in (b"a", b"b"):
+        assert "1 of 2 values" in producer.stored_again(Counter([value, value]))
 
 
 def delivery(tag: int) -> Message:
