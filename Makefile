@@ -140,8 +140,9 @@ bench-compare: $(SETUP_DONE) ## measure this tree and another revision (BASE=...
 	@$(BIN)/python -m bench $(CASES) --against $(BASE)
 
 .PHONY: test-cluster
-test-cluster: $(SETUP_DONE) ## Spark on a cluster, executors and workers killed
-	@$(BIN)/python -m tests.crash.spark_cluster --rounds 5
+test-cluster: $(SETUP_DONE) ## Spark on a cluster, executors and workers killed (ENGINE=kafka for a log in Kafka)
+	@[ "$(ENGINE)" != kafka ] || scripts/install-kafka
+	@$(BIN)/python -m tests.crash.spark_cluster --rounds $(or $(ROUNDS),5) --engine $(or $(ENGINE),embedded)
 
 .PHONY: torture-spark
 torture-spark: $(SETUP_DONE) ## kill Spark and broker 200 times: each record once (25 min; ENGINE=kafka for a log in Kafka)

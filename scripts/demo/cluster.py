@@ -72,10 +72,13 @@ def main() -> None:
 
 
 def make_nodes(
-    directory: Path, bootstrap: Mapping[str, Sequence[str]], clusters: Mapping[str, str] | None = None
+    directory: Path,
+    bootstrap: Mapping[str, Sequence[str]],
+    clusters: Mapping[str, str] | None = None,
+    more: str = "",
 ) -> list[BrokerProcess]:
     """Nodes that differ only by their name and the addresses that each is given: of Kafka, and in `clusters` of itself for the others, as
-    settings of `[cluster]`.
+    settings of `[cluster]`. `more` are further sections of the configuration, the same for all.
 
     QUIC clients may have their TLS connection with any of them, so all have one certificate.
     """
@@ -93,7 +96,7 @@ def make_nodes(
         cluster = 'bind = "127.0.0.1:0"' if clusters is None else clusters[name]
         config = (
             f'engine = "kafka"\n\n[kafka]\nbootstrap = {list(bootstrap[name])}\nreplication = {BROKERS}\n\n'
-            f'[cluster]\n{cluster}\nnode = "{name}"\nsecret = "the secret of the demo"\n\n{listeners}'
+            f'[cluster]\n{cluster}\nnode = "{name}"\nsecret = "the secret of the demo"\n\n{listeners}\n{more}'
         )
         nodes.append(BrokerProcess(data_dir, config=config, start_s_max=120.0))
     return nodes
@@ -141,6 +144,7 @@ class Channel(threading.Thread):
         kind: type[Speaker],
         nodes: Sequence[BrokerProcess],
         chunks: Iterable[Sequence[tuple[bytes, bytes]]],
+        pause_s: float = PAUSE_S,
     ) -> None:
         super().__init__(name=CHANNELS[kind.name], daemon=True)
         self.kind = kind
@@ -153,6 +157,7 @@ class Channel(threading.Thread):
         self._nodes = nodes
         self._chunks = chunks
         self._number = number
+        self._pause_s = pause_s
         self._speaker: Speaker | None = None
 
     def run(self) -> None:
@@ -162,7 +167,7 @@ class Channel(threading.Thread):
                 self._send(chunk)
                 self.longest_s = max(self.longest_s, time.monotonic() - at)
                 self.acknowledged += [value for _, value in chunk]
-                time.sleep(PAUSE_S)
+                time.sleep(self._pause_s)
         except Exception as error:
             self.failure = f"{self.kind.name} gave up: {error}"
             raise

@@ -2,13 +2,17 @@
 
     python -m tests.crash.cluster_faults --rounds 14
 
-Five channels send numbered values over the five protocols, and a sixth sends transactions over FlyMQ. In each round one part fails: a
-broker of Kafka is killed, at random or the one that coordinates the transactions of the nodes; the node that leads is killed, or one that
-follows; the node that leads is stopped (SIGSTOP) until another has taken its place, and continued; the network between it and Kafka is cut
-for as long; or that of one that follows, for a while; or that between the node that leads and the other nodes, while all of them reach
-Kafka. The part is back before the next round. A round ends when every channel has been
-answered since the fault; how long that took is printed. At the end every acknowledged value must be there, twice only if its sender sent it
-again, and every transaction as a whole. Ends with 1 otherwise.
+Five channels send numbered values over the five protocols; two more send transactions without a pause. An idempotent producer at each node
+sends over one client from beginning to end, and readers at each node acknowledge what one subscription of BlipMQ delivers. In each round
+one part fails: a broker of Kafka is killed, at random or the one that coordinates a transaction that has just begun; the node that leads is
+killed, or one that follows; the node that leads is stopped (SIGSTOP) until another has taken its place, and continued; the network between
+it and Kafka is cut for as long; or that of one that follows, for a while; or that between the node that leads and the other nodes, while
+all of them reach Kafka. The answers to idempotent producers are held back before the fault, and their connections are reset after it. The
+part is back before the next round. A round ends when every channel has been answered since the fault; how long that took is printed.
+
+At the end the node that leads is killed once more. Every acknowledged value must be there, twice only if its sender sent it again without
+the number of an idempotent producer, and every transaction as a whole. Every value must have been delivered, and none whose acknowledgement
+was confirmed once more. Ends with 1 otherwise.
 """
 
 from __future__ import annotations
@@ -16,24 +20,24 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import re
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-
-from confluent_kafka.admin import AdminClient
+from typing import Final, Protocol
 
 from bench.kafka import KafkaCluster
 from bench.processes import HOST, free_port
 from penstock.clients.loop_thread import LoopThread
-from penstock.log.kafka.lock import NODE_ID
+from penstock.protocols.blipmq.sync import BlipMQClient
 from penstock.testing.process import BrokerProcess
 from scripts.demo.cluster import (
     BROKERS,
@@ -49,7 +53,18 @@ from scripts.demo.cluster import (
     what_is_wrong,
 )
 from scripts.demo.intake import TOPIC
-from scripts.demo.speakers import SPEAKERS, FlyMQ, Speaker
+from scripts.demo.speakers import SPEAKERS, BlipMQ, Speaker
+from tests.crash.cluster_channels import (
+    SUBSCRIPTIONS,
+    TRANSACTION,
+    TRANSACTION_RECORDS,
+    IdempotentProducer,
+    Readers,
+    Transactions,
+    numbered,
+    torn_transactions,
+)
+from tests.crash.kafka_transactions import TransactionLog
 from tests.crash.relay import Relay
 
 REPLACED_S_MAX = 60.0
@@ -57,36 +72,51 @@ CUT_S = 15.0
 """How long a node stays cut off if no other takes its place: longer than any request to Kafka or to another node waits for its answer."""
 PEER_HOSTS = {node: f"127.0.1.{number}" for number, node in enumerate(NODES, 1)}
 ROUND_S_MAX = 180.0
-TRANSACTION = b"transaction "
+DELIVERED_S_MAX = 180.0
+HELD_BACK_S = 0.1
+"""How long answers to idempotent producers are held back before a fault: what they have asked for is stored by then."""
+TRANSACTION_CHANNELS = 2
+TRANSACTIONAL_IDS = "penstock.txn."
+_REPEATED = re.compile(r"^penstock_producer_requests_repeated_total (\d+)", re.MULTILINE)
 
 
-class Transactions(FlyMQ):
-    """Each chunk is a transaction over all partitions."""
+class Answered(Protocol):
+    """What is to be answered after each fault."""
 
-    def send(self, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
-        with self.client.transaction() as transaction:
-            for number, (key, value) in enumerate(records):
-                transaction.send(topic, value, key=key, partition=number % PARTITIONS)
+    @property
+    def kind(self) -> type[Speaker]: ...
 
+    @property
+    def acknowledged(self) -> Sized: ...
 
-def numbered(prefix: bytes, over: threading.Event) -> Iterator[Sequence[tuple[bytes, bytes]]]:
-    for chunk in itertools.count():
-        if over.is_set():
-            return
-        yield [(b"key %d" % number, prefix + b"%d-%d" % (chunk, number)) for number in range(CHUNK)]
+    @property
+    def failure(self) -> str | None: ...
 
 
 Repair = Callable[[], None]
+FAULTS: Final = (
+    "kafka_broker_killed",
+    "leading_node_killed",
+    "following_node_killed",
+    "leading_node_frozen",
+    "transaction_coordinator_killed",
+    "leading_node_cut_off",
+    "following_node_cut_off",
+    "leading_node_unreachable_for_nodes",
+)
+"""Methods of `Faults`."""
 
 
 class Links:
     """The network between nodes and brokers of Kafka: a relay for each pair, which a broker tells its node as the broker's own address.
-    And the network between nodes: a relay in front of each, with the same port at an address of its own that the node advertises."""
+    The network between nodes: a relay in front of each, with the same port at an address of its own that the node advertises. And that
+    between a node and its idempotent producers."""
 
     def __init__(self) -> None:
         self._thread = LoopThread("relays")
         self._relays: dict[str, list[Relay]] = {node: [] for node in NODES}
         self._peers: dict[str, Relay] = {}
+        self._producers: list[Relay] = []
         self._peer_ports = {node: free_port() for node in NODES}
         self._ports = {broker: {node: free_port() for node in NODES} for broker in range(1, BROKERS + 1)}
 
@@ -120,6 +150,22 @@ class Links:
                 self._thread.run(relay.start(port))
                 self._relays[node].append(relay)
 
+    def for_producers(self, node: BrokerProcess) -> str:
+        """Return the URL of a relay in front of a node that listens."""
+        host, _, port = node.address.rpartition(":")
+        relay = Relay(host, int(port))
+        self._producers.append(relay)
+        return f"flymq://{self._thread.run(relay.start())}"
+
+    def hold_back_from_producers(self) -> None:
+        for relay in self._producers:
+            self._thread.run(relay.hold_answers())
+        time.sleep(HELD_BACK_S)
+
+    def cut_off_producers(self) -> None:
+        for relay in self._producers:
+            self._thread.run(relay.cut(0.0))
+
     def cut(self, node: str) -> None:
         for relay in self._relays[node]:
             self._thread.run(relay.hold())
@@ -135,7 +181,7 @@ class Links:
         self._thread.run(self._peers[node].release())
 
     def close(self) -> None:
-        for relay in (*self._peers.values(), *itertools.chain.from_iterable(self._relays.values())):
+        for relay in (*self._producers, *self._peers.values(), *itertools.chain.from_iterable(self._relays.values())):
             self._thread.run(relay.close())
         self._thread.close()
 
@@ -150,19 +196,11 @@ class Faults:
         self._nodes = nodes
         self._links = links
         self._random = random_
+        self.transactions_hit = 0
+        """How often a coordinator had not finished a transaction when it was killed."""
 
-    @property
-    def all(self) -> Sequence[Callable[[], Repair]]:
-        return (
-            self.kafka_broker_killed,
-            self.leading_node_killed,
-            self.following_node_killed,
-            self.leading_node_frozen,
-            self.transaction_coordinator_killed,
-            self.leading_node_cut_off,
-            self.following_node_cut_off,
-            self.leading_node_unreachable_for_nodes,
-        )
+    def named(self, names: Iterable[str]) -> Sequence[Callable[[], Repair]]:
+        return [getattr(self, name) for name in names]
 
     def kafka_broker_killed(self) -> Repair:
         broker = self._random.choice(self._kafka.brokers)
@@ -170,12 +208,18 @@ class Faults:
         return broker.start
 
     def transaction_coordinator_killed(self) -> Repair:
-        topic = "__transaction_state"
-        admin = AdminClient({"bootstrap.servers": ",".join(self._kafka.bootstrap)})
-        partitions = admin.list_topics(topic, timeout=REPLACED_S_MAX).topics[topic].partitions
-        broker = self._kafka.brokers[partitions[_java_hash(NODE_ID) % len(partitions)].leader - 1]
+        log = TransactionLog(self._kafka.bootstrap, TRANSACTIONAL_IDS)
+        broker = self._kafka.brokers[log.wait_until_begun() - 1]
         broker.kill()
-        return broker.start
+
+        def start() -> None:
+            try:
+                broker.start()
+                self.transactions_hit += log.was_unfinished()
+            finally:
+                log.close()
+
+        return start
 
     def leading_node_killed(self) -> Repair:
         return _killed(leader_of(self._nodes))
@@ -236,7 +280,7 @@ def _killed(node: BrokerProcess) -> Repair:
     return start
 
 
-def play_round(fault: Callable[[], Repair], channels: Sequence[Channel]) -> float:
+def play_round(fault: Callable[[], Repair], channels: Sequence[Answered]) -> float:
     """Let a part fail and bring it back; returns how long it took until every channel was answered. Raises if one of these fails."""
     repair = fault()
     at = time.monotonic()
@@ -250,15 +294,7 @@ def play_round(fault: Callable[[], Repair], channels: Sequence[Channel]) -> floa
     return seconds
 
 
-def _java_hash(text: str) -> int:
-    """What Kafka chooses a transactional id's partition by."""
-    value = 0
-    for character in text:
-        value = (31 * value + ord(character)) & 0xFFFFFFFF
-    return value & 0x7FFFFFFF
-
-
-def wait_for_answers(channels: Sequence[Channel], since: dict[Channel, int]) -> None:
+def wait_for_answers(channels: Sequence[Answered], since: Mapping[Answered, int]) -> None:
     deadline = time.monotonic() + ROUND_S_MAX
     for channel in channels:
         while len(channel.acknowledged) <= since[channel]:
@@ -269,47 +305,144 @@ def wait_for_answers(channels: Sequence[Channel], since: dict[Channel, int]) -> 
             time.sleep(0.02)
 
 
-def run(rounds: int, seed: int) -> int:
+class Repeated:
+    """Counts requests of idempotent producers that nodes have recognized as stored before; those of a node that starts again meanwhile are
+    not counted."""
+
+    def __init__(self, nodes: Sequence[BrokerProcess]) -> None:
+        self._nodes = nodes
+        self._seen = [0] * len(nodes)
+        self.count = 0
+
+    def look(self) -> None:
+        for number, node in enumerate(self._nodes):
+            with suppress(OSError), urllib.request.urlopen(f"http://{node.addresses['admin']}/metrics") as page:
+                found = _REPEATED.search(page.read().decode())
+                now = 0 if found is None else int(found[1])
+                self.count += now - self._seen[number] if now >= self._seen[number] else now
+                self._seen[number] = now
+
+
+class Load:
+    """Everything that sends and reads, on nodes that run."""
+
+    def __init__(self, nodes: Sequence[BrokerProcess], links: Links) -> None:
+        self._nodes = nodes
+        self._over = threading.Event()
+        with nodes[0].connect() as client:
+            client.create_topic(TOPIC, PARTITIONS)
+        with BlipMQClient(BlipMQ.url(nodes[0])) as client:
+            self.readers = Readers(nodes, client.subscribe(TOPIC))
+        kinds: list[tuple[type[Speaker], bytes]] = [(kind, kind.name.encode() + b" ") for kind in SPEAKERS]
+        self.senders = [
+            Channel(number, kind, nodes, numbered(prefix, CHUNK, self._over))
+            for number, (kind, prefix) in enumerate(kinds)
+        ]
+        self.senders += [
+            Channel(
+                number,
+                Transactions,
+                nodes,
+                numbered(TRANSACTION + b"%d-" % number, TRANSACTION_RECORDS, self._over),
+                pause_s=0.0,
+            )
+            for number in range(TRANSACTION_CHANNELS)
+        ]
+        self.producers = [
+            IdempotentProducer(
+                number, node, links.for_producers(node), numbered(b"once %d-" % number, CHUNK, self._over)
+            )
+            for number, node in enumerate(nodes)
+        ]
+        self.senders += self.producers
+
+    @property
+    def channels(self) -> Sequence[Answered]:
+        return [*self.senders, self.readers]
+
+    def start(self) -> None:
+        for sender in self.senders:
+            sender.start()
+        self.readers.start()
+        wait_for_answers(self.channels, dict.fromkeys(self.channels, 0))
+
+    def stop(self) -> list[str]:
+        """End it; returns what is wrong with what is stored and what was delivered."""
+        self._over.set()
+        for sender in self.senders:
+            sender.join()
+        stored = stored_values(alive(self._nodes)[0])
+        self._wait_for_readers(lambda: len(self.readers.delivered) >= stored.total())
+        leader_of(self._nodes).kill9()
+        killed_s = time.monotonic()
+        # Who leads next delivers at once what is not acknowledged in the log.
+        self._wait_for_readers(lambda: self.readers.empty_s > killed_s)
+        self.readers.stop()
+        twice = sum(count > 1 for count in stored.values())
+        again = sum(len(sender.sent_again) for sender in self.senders)
+        _say(
+            f"{acknowledged(self.senders):,} values acknowledged, {again:,} sent again, of which {twice:,} are stored twice"
+        )
+        _say(
+            f"{len(self.readers.delivered):,} delivered, {len(self.readers.acknowledged):,} acknowledgements confirmed"
+        )
+        return [
+            *(each.failure for each in self.channels if each.failure),
+            what_is_wrong(stored, self.senders),
+            torn_transactions(stored),
+            *(producer.stored_again(stored) for producer in self.producers),
+            self.readers.what_is_wrong(stored),
+        ]
+
+    def _wait_for_readers(self, until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DELIVERED_S_MAX
+        while not until() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def run(rounds: int, seed: int, names: Sequence[str]) -> int:
     chance = random.Random(seed)
-    over = threading.Event()
     recovered: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="penstock-faults-") as name, ExitStack() as running:
         links = Links()
         kafka = running.enter_context(KafkaCluster(Path(name) / "kafka", BROKERS, light=True, relayed=links.listeners))
         links.open(kafka)
         running.callback(links.close)
-        nodes = [running.enter_context(node) for node in make_nodes(Path(name), links.bootstrap, links.clusters)]
-        with nodes[0].connect() as client:
-            client.create_topic(TOPIC, PARTITIONS)
-        kinds: list[tuple[type[Speaker], bytes]] = [(kind, kind.name.encode() + b" ") for kind in SPEAKERS]
-        kinds.append((Transactions, TRANSACTION))
-        channels = [Channel(number, kind, nodes, numbered(prefix, over)) for number, (kind, prefix) in enumerate(kinds)]
-        for channel in channels:
-            channel.start()
-        wait_for_answers(channels, dict.fromkeys(channels, 0))
-        faults = Faults(kafka, nodes, links, chance).all
+        made = make_nodes(Path(name), links.bootstrap, links.clusters, SUBSCRIPTIONS)
+        nodes = [running.enter_context(node) for node in made]
+        load = Load(nodes, links)
+        load.start()
+        repeated = Repeated(nodes)
+        faults = Faults(kafka, nodes, links, chance)
+        kinds = faults.named(names)
         for number in range(rounds):
-            fault = faults[number % len(faults)]
-            seconds = play_round(fault, channels)
+            fault = kinds[number % len(kinds)]
+            links.hold_back_from_producers()
+            seconds = play_round(partial(_cut_off_after, fault, links), load.channels)
+            repeated.look()
             recovered.setdefault(fault.__name__, []).append(seconds)
             _say(f"round {number + 1}: {fault.__name__}, all channels answered after {seconds:.1f} s")
-        over.set()
-        for channel in channels:
-            channel.join()
-        stored = stored_values(alive(nodes)[0])
-    wrong = [each.failure for each in channels if each.failure] + [what_is_wrong(stored, channels)]
-    wrong.append(torn_transactions(stored))
+        wrong = load.stop()
     for fault_name, seconds_each in recovered.items():
         _say(
             f"{fault_name}: {len(seconds_each)} times, until all channels were answered {statistics.median(seconds_each):.1f} s "
             f"(median), {max(seconds_each):.1f} s (longest)"
         )
-    again = sum(len(channel.sent_again) for channel in channels)
-    twice = sum(count > 1 for count in stored.values())
-    _say(f"{acknowledged(channels):,} values acknowledged, {again:,} sent again, of which {twice:,} are stored twice")
+    _say(f"{faults.transactions_hit} times the coordinator was killed before it had finished a transaction")
+    _say(f"{repeated.count:,} requests of idempotent producers came again and had been stored")
     problems = [each for each in wrong if each]
-    _say("\n".join(problems) or "0 lost, 0 twice that were sent once, every transaction whole")
+    _say(
+        "\n".join(problems)
+        or "0 lost, 0 twice that were sent once, every transaction whole, no confirmed delivery repeated"
+    )
     return bool(problems)
+
+
+def _cut_off_after(fault: Callable[[], Repair], links: Links) -> Repair:
+    try:
+        return fault()
+    finally:
+        links.cut_off_producers()
 
 
 def _say(line: str) -> None:
@@ -317,23 +450,14 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def torn_transactions(stored: Counter[bytes]) -> str:
-    """A transaction that was sent again may be there twice, but as a whole."""
-    counts: dict[bytes, list[int]] = {}
-    for value, count in stored.items():
-        if value.startswith(TRANSACTION):
-            counts.setdefault(value.split(b"-")[0], []).append(count)
-    torn = [each for each in counts.values() if len(each) != CHUNK or len(set(each)) != 1]
-    return f"{len(torn)} transactions are there in part" if torn else ""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=14)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS, help="in turn, one a round")
     arguments = parser.parse_args()
     _say(f"seed {arguments.seed}")
-    sys.exit(run(arguments.rounds, arguments.seed))
+    sys.exit(run(arguments.rounds, arguments.seed, arguments.faults))
 
 
 if __name__ == "__main__":

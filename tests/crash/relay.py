@@ -35,9 +35,13 @@ class Relay:
         self._requests_pass.set()
         self._answers_pass.set()
 
+    async def hold_answers(self) -> None:
+        """Pass requests only, so that what they ask for is done and nobody hears of it."""
+        self._answers_pass.clear()
+
     async def cut(self, silence_s: float) -> None:
         """Keep answers back for a while, then reset every connection."""
-        self._answers_pass.clear()
+        await self.hold_answers()
         await asyncio.sleep(silence_s)
         self._abort()
         self._answers_pass.set()

@@ -1,12 +1,12 @@
 """Every row once on a standalone cluster, whose workers cannot see the broker's files, while executors and workers are killed.
 
-    python -m tests.crash.spark_cluster --rounds 10
+    python -m tests.crash.spark_cluster --rounds 10 [--engine kafka]
 
 Executors have Penstock from the archive of `penstock spark pack`, and read over TCP as from another machine (without the rights of root,
-the broker's proof that its files are near is hidden instead). A round is a batch; a stream, which is resumed; a task that Spark speculates
-on; an executor that is killed; two queries of one topic, one of which loses its worker; a Delta and an Iceberg table of a pipeline, whose
-executors are killed before their tasks write; and a whole pipeline. Readers that are not Spark find every row once. Ends with 1, and leaves
-its files where they are, if that is not so. `test_spark_cluster.py` runs one small round.
+the broker's proof that its files are near is hidden instead; a log in Kafka has no such files). A round is a batch; a stream, which is
+resumed; a task that Spark speculates on; an executor that is killed; two queries of one topic, one of which loses its worker; a Delta and
+an Iceberg table of a pipeline, whose executors are killed before their tasks write; and a whole pipeline. Readers that are not Spark find
+every row once. Ends with 1, and leaves its files where they are, if that is not so. `test_spark_cluster.py` runs one small round.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import penstock.spark
+from bench.kafka import Kafka
 from penstock.protocols.flymq.operations.blocks import TopicSpans
 from penstock.spark.batch_writing import query_id
 from penstock.spark.packing import pack
@@ -34,6 +35,7 @@ from penstock.spark.pipelines.tables.delta import DeltaLakeTable
 from penstock.spark.pipelines.tables.iceberg import IcebergTable
 from penstock.spark.pipelines.tables.table import Table
 from penstock.testing import BrokerProcess
+from tests.crash.engine_option import add_engine_option, engine_of, log_in_kafka
 from tests.crash.spark_torture_report import judge
 from tests.crash.standalone_cluster import Cluster, Stuck, can_hide, hiding, wait_for
 from tests.spark.jvm import FAST_SETTINGS
@@ -295,7 +297,7 @@ class Trial:
     def _check_archive(self) -> str:
         """Whether executors have Penstock from the archive, and nothing of the broker's files."""
         plan = self._client.blocks.plan([TopicSpans(self._topic("in"), [])])
-        proof = str(Path(plan.directory, plan.proof))
+        proof = str(Path(plan.directory, plan.proof)) if plan.proof else ""
 
         def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pathlib import Path
@@ -305,7 +307,8 @@ class Trial:
             import penstock
 
             list(batches)
-            yield pa.record_batch([[Path(proof).exists()], [str(penstock.__file__)]], names=["near", "package"])
+            near = bool(proof) and Path(proof).exists()
+            yield pa.record_batch([[near], [str(penstock.__file__)]], names=["near", "package"])
 
         found = self._numbers(0, TASKS).mapInArrow(look, "near boolean, package string").distinct().collect()
         if any(row.near for row in found):
@@ -323,14 +326,15 @@ def _is_starting(query: StreamingQuery) -> bool:
     return query.isActive and str(query.status["message"]).startswith("Initializing")
 
 
-def run(directory: Path, records: int, rounds: int, say: Say) -> bool:
-    """Whether every row was there once, in every trial of every round."""
+def run(directory: Path, records: int, rounds: int, say: Say, kafka: Kafka | None = None) -> bool:
+    """Whether every row was there once, in every trial of every round. With `kafka`, the broker has its log there."""
     archive = pack(directory / "penstock.tar.gz")
     flawless = True
     with ExitStack() as stack:
-        broker = stack.enter_context(BrokerProcess(directory / "data"))
+        config = "" if kafka is None else log_in_kafka(kafka)
+        broker = stack.enter_context(BrokerProcess(directory / "data", config=config))
         launcher = hiding(broker.data_dir) if can_hide(broker.data_dir) else []
-        if not launcher:
+        if not launcher and kafka is None:
             _hide_proof(broker)
         cluster = stack.enter_context(Cluster(directory, launcher))
         spark = penstock.spark.session(
@@ -356,6 +360,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", type=int, default=100_000, help="of each trial, an even number")
     parser.add_argument("--rounds", type=int, default=5)
+    add_engine_option(parser)
     given = parser.parse_args()
 
     def say(line: str) -> None:
@@ -364,7 +369,8 @@ def main() -> int:
 
     directory = Path(tempfile.mkdtemp(prefix="penstock-cluster-"))
     try:
-        flawless = run(directory, given.records, given.rounds, say)
+        with engine_of(given, directory) as kafka:
+            flawless = run(directory, given.records, given.rounds, say, kafka)
     except Stuck as error:
         say(f"stopped: {error}")
         flawless = False

@@ -1,17 +1,32 @@
-"""What `make torture-cluster` notices, without the cluster: a fault that does not happen, a channel that stays silent, and lost records."""
+"""What `make torture-cluster` notices, without the cluster: a fault that does not happen, a channel that stays silent, lost and repeated
+records, and deliveries of what was acknowledged."""
 
 from __future__ import annotations
 
+import struct
 import threading
+import time
 from collections import Counter
 from typing import cast
 
 import pytest
 
+from penstock.protocols.blipmq.client import Message
+from penstock.testing.process import BrokerProcess
 from scripts.demo.cluster import CHUNK, Channel, what_is_wrong
+from scripts.demo.intake import TOPIC
 from scripts.demo.speakers import FlyMQ
 from tests.crash import cluster_faults
-from tests.crash.cluster_faults import TRANSACTION, Repair, numbered, play_round, torn_transactions
+from tests.crash.cluster_channels import (
+    TRANSACTION,
+    TRANSACTION_RECORDS,
+    IdempotentProducer,
+    Readers,
+    numbered,
+    torn_transactions,
+)
+from tests.crash.cluster_faults import FAULTS, Faults, Repair, play_round
+from tests.crash.kafka_transactions import BEGUN, parse
 
 
 class Answered:
@@ -70,7 +85,7 @@ def test_a_channel_that_stays_silent_fails_the_round(monkeypatch: pytest.MonkeyP
 
 
 def test_the_values_of_a_channel_go_to_several_partitions() -> None:
-    chunk = next(numbered(b"x ", threading.Event()))
+    chunk = next(numbered(b"x ", CHUNK, threading.Event()))
     assert len({key for key, _ in chunk}) == CHUNK
 
 
@@ -93,7 +108,61 @@ def test_what_is_lost_repeated_or_made_up_is_told(stored: list[bytes], wrong: st
 
 
 def test_a_transaction_of_which_a_part_is_stored_is_told() -> None:
-    whole = Counter(TRANSACTION + b"7-%d" % number for number in range(CHUNK))
+    whole = Counter(TRANSACTION + b"1-7-%d" % number for number in range(TRANSACTION_RECORDS))
     assert torn_transactions(whole) == torn_transactions(whole + whole) == ""
-    for torn in (whole - Counter([TRANSACTION + b"7-3"]), whole + Counter([TRANSACTION + b"7-3"])):
+    for torn in (whole - Counter([TRANSACTION + b"1-7-3"]), whole + Counter([TRANSACTION + b"1-7-3"])):
         assert torn_transactions(torn) == "1 transactions are there in part"
+
+
+def test_a_value_of_an_idempotent_producer_that_is_stored_twice_is_told() -> None:
+    producer = IdempotentProducer(0, BrokerProcess("unused"), "flymq://unused", [])
+    producer.acknowledged, producer.sent_again = [b"a"], {b"b"}
+    assert producer.stored_again(Counter([b"a", b"c", b"c"])) == ""
+    for value in (b"a", b"b"):
+        assert "1 of 2 values" in producer.stored_again(Counter([value, value]))
+
+
+def delivery(tag: int) -> Message:
+    return Message(TOPIC, b"%d" % tag, 1, tag)
+
+
+@pytest.fixture
+def readers() -> Readers:
+    return Readers([], 1)
+
+
+@pytest.mark.parametrize(
+    ("stored", "wrong"),
+    [
+        ([b"1", b"2"], ""),
+        ([b"1", b"2", b"2"], "1 were never delivered"),
+        ([b"1"], "1 deliveries are of none that is stored"),
+    ],
+)
+def test_what_is_not_delivered_or_not_stored_is_told(readers: Readers, stored: list[bytes], wrong: str) -> None:
+    readers.note_delivered([delivery(1), delivery(2)], asked_s=1.0)
+    readers.note_delivered([delivery(2)], asked_s=2.0)  # it was not acknowledged
+    found = readers.what_is_wrong(Counter(stored))
+    assert wrong in found
+    assert bool(wrong) == bool(found)
+
+
+def test_a_delivery_is_repeated_if_it_was_asked_for_after_the_confirmation(readers: Readers) -> None:
+    asked_s = time.monotonic()
+    readers.note_delivered([delivery(1)], asked_s)
+    readers.note_confirmed([delivery(1)])
+    readers.note_delivered([delivery(1)], asked_s)  # to another reader, whose answer was late
+    assert not readers.what_is_wrong(Counter([b"1"]))
+    readers.note_delivered([delivery(1)], asked_s=time.monotonic() + 1)
+    assert "1 were delivered again" in readers.what_is_wrong(Counter([b"1"]))
+
+
+def test_what_a_coordinator_notes_is_read() -> None:
+    key = struct.pack(">hh", 0, 14) + b"penstock.txn.7"
+    assert parse(key, struct.pack(">hqhib", 0, 5, 1, 10_000, BEGUN) + b"the rest") == ("penstock.txn.7", BEGUN)
+
+
+def test_every_fault_has_a_name() -> None:
+    assert set(FAULTS) == {name for name, member in vars(Faults).items() if name[0] != "_" and callable(member)} - {
+        "named"
+    }

@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -23,6 +23,7 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError
 from penstock.testing import BrokerProcess
+from tests.crash.engine_option import add_engine_option, engine_of, log_in_kafka
 from tests.crash.process_tree import command_of, descendants, kill
 from tests.crash.spark_torture_report import Deeds, Verdict
 
@@ -160,7 +161,7 @@ class Torture(ABC):
         self._directory = directory
         self._kafka = kafka
         self._weights = {**self.WEIGHTS, **({"kafka": KAFKA_WEIGHT} if kafka is not None else {})}
-        config = "" if kafka is None else f'engine = "kafka"\n\n[kafka]\nbootstrap = ["{kafka.bootstrap}"]\n'
+        config = "" if kafka is None else log_in_kafka(kafka)
         self._broker = BrokerProcess(directory / "data", config=config, start_s_max=START_S_MAX)
         self._broker.start()
         self._create_topics()
@@ -283,14 +284,13 @@ def main(make: MakeTorture, description: str) -> int:
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200, help="kills, faults, repeated batches and rebuilds")
     parser.add_argument("--minutes", type=float, default=MINUTES_MAX, help="after which no other is begun")
-    parser.add_argument("--engine", choices=("embedded", "kafka"), default="embedded", help="of the broker's log")
+    add_engine_option(parser)
     parser.add_argument("--seed", type=int, default=None)
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     _say(f"seed {seed}")
     directory = Path(tempfile.mkdtemp(prefix="penstock-torture-"))
-    with ExitStack() as running:
-        kafka = running.enter_context(Kafka(directory / "kafka", 1)) if given.engine == "kafka" else None
+    with engine_of(given, directory) as kafka:
         flawless = torture(make, directory, seed, given.kills, given.minutes, kafka)
     if not flawless:
         _say(f"FAILED: its files are in {directory}")

@@ -31,9 +31,10 @@ class Certificates:
 
 
 def node_process(
-    directory: Path, kafka: Kafka, prefix: str, name: str, ports: Mapping[str, int] | None = None
+    directory: Path, kafka: Kafka, prefix: str, name: str, ports: Mapping[str, int] | None = None, more: str = ""
 ) -> BrokerProcess:
-    """A node in a process of its own, with FlyMQ, and with other protocols at these ports."""
+    """A node in a process of its own, with FlyMQ, and with other protocols at these ports. `more` are further sections of its
+    configuration."""
     listeners = "\n".join(f'[listeners.{each}]\nbind = "127.0.0.1:{port}"' for each, port in (ports or {}).items())
     config = f"""
 dev = true
@@ -46,6 +47,7 @@ bind = "127.0.0.1:0"
 node = "{name}"
 secret = "{SECRET}"
 {listeners}
+{more}
 """
     return BrokerProcess(directory / name, config=config)
 
@@ -53,7 +55,10 @@ secret = "{SECRET}"
 class NodeThread(RunningBroker):
     """A node in a thread of the test, with TLS between it and the others."""
 
-    def __init__(self, kafka: Kafka, prefix: str, name: str, certificates: Certificates, **config: Any) -> None:
+    def __init__(
+        self, kafka: Kafka, prefix: str, name: str, certificates: Certificates, auth: str = "none", **config: Any
+    ) -> None:
+        """`auth` is that of the FlyMQ listener."""
         self._certificates = certificates
         self.prefix = prefix
         quic = {"tls": certificates.tls}
@@ -66,7 +71,7 @@ class NodeThread(RunningBroker):
                 "secret": SECRET,
                 "tls": {**certificates.tls, "ca": str(certificates.ca)},
             },
-            listeners={"fujin": quic, "felix": quic},
+            listeners={"flymq": {"auth": auth}, "fujin": quic, "felix": quic},
             **config,
         )
 

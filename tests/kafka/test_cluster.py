@@ -8,6 +8,7 @@ import json
 import threading
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,12 @@ import pytest
 
 from bench.kafka import Kafka
 from bench.processes import free_port
-from penstock.errors import ConnectionLost, EntryNotFound
+from penstock.clients.options import ClientOptions
+from penstock.errors import ConnectionLost, EntryNotFound, PenstockError
 from penstock.log.kafka.names import kafka_name
-from penstock.protocols.blipmq.client import AsyncBlipMQClient
+from penstock.protocols.blipmq.client import AsyncBlipMQClient, Message
 from penstock.protocols.blipmq.codec import encode_publish
+from penstock.protocols.blipmq.sync import BlipMQClient
 from penstock.protocols.felix.client.client import AsyncFelixClient
 from penstock.protocols.fujin.client.client import AsyncFujinClient
 from penstock.testing import BrokerProcess
@@ -163,6 +166,40 @@ def test_a_node_takes_over_from_one_that_is_killed_and_from_one_that_is_frozen(p
         assert woken.access.cluster_status().leader == "one"
         names = {"orders", "after-the-kill", "passed-on", "after-the-freeze", "after-all"}
         assert set(woken.topics()) == names
+
+
+def next_delivery(client: BlipMQClient, subscription: int) -> Message:
+    while True:
+        with suppress(ConnectionLost):  # the node that leads was lost
+            for message in client.poll(subscription):
+                return message
+
+
+def test_a_node_that_wakes_up_confirms_no_acknowledgement_of_what_its_successor_delivers(
+    kafka: Kafka, prefix: str, tmp_path: Path
+) -> None:
+    # By the clock of the node that is frozen, the acknowledgement is in time.
+    patient = "[subscriptions]\nbackoff_ms = 600_000"
+    options = ClientOptions(request_timeout_s=60)
+    with ExitStack() as running:
+        nodes = [node_process(tmp_path, kafka, prefix, name, {"blipmq": 0}, patient) for name in ("one", "two")]
+        urls = [f"blipmq://dev-key@{running.enter_context(node).addresses['blipmq']}" for node in nodes]
+        first, second = (running.enter_context(BlipMQClient(url, options=options)) for url in urls)
+        subscription = first.subscribe("orders")
+        first.send_many("orders", [b"confirmed", b"too late"])
+        messages = first.poll(subscription, 2)
+        tags = [message.tag or 0 for message in messages]
+        first.ack(subscription, tags[0])
+        nodes[0].pause()
+        with ThreadPoolExecutor(1) as threads:
+            acknowledging = threads.submit(first.ack, subscription, tags[1])
+            again = next_delivery(second, subscription)
+            nodes[0].resume()
+            with pytest.raises(PenstockError):
+                acknowledging.result()
+        assert again == messages[1]
+        second.ack(subscription, tags[1])
+        assert second.poll(subscription) == []
 
 
 async def test_no_acknowledged_record_and_no_delivery_is_lost_with_the_node_that_leads(
