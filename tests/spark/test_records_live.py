@@ -96,6 +96,8 @@ def test_rows_of_two_versions_and_every_mark_come_back_as_they_were(
     rows_read = session.sql("SELECT id, quantity, _reason FROM decoded WHERE id IS NOT NULL OR _reason IS NOT NULL")
     by_id = {row.id: row for row in rows_read.collect()}
     assert [by_id[number].quantity for number in (1, 2, 4, 5)] == [101, 102, 104, 105]
+    named = penstock.spark.decode(records.drop("headers"), topic, framing="none", unmarked=f"{topic}:1")
+    assert [row.quantity for row in named.where("offset = 0").collect()] == [100]
     assert "load records with includeHeaders" in by_id[None]._reason, (
         "without its header nothing says who wrote a record"
     )
@@ -165,6 +167,8 @@ def test_what_cannot_be_decoded_or_encoded_says_why(
             lambda: penstock.spark.decode(records, topic, rejects=cast("Any", "drop")),
             "rejects is 'drop': use column, null, fail",
         ),
+        (lambda: penstock.spark.decode(records, topic, unmarked="never"), "or use auto, read, reject"),
+        (lambda: penstock.spark.decode(records, topic, unmarked="other:1"), "unmarked is other:1, and the schema is"),
         (lambda: penstock.spark.decode(records, topic, column="key2"), "column key2 is none of"),
         (lambda: penstock.spark.decode(records, topic, column="topic"), "column topic is string"),
     ]

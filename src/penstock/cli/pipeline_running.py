@@ -90,7 +90,7 @@ def rebuild_table(
     pipeline: Pipeline, password: str | None, table: str, schema: str | None, *, verbose: bool
 ) -> Rebuilt:
     from penstock.broker.schemas.reference import parse_reference
-    from penstock.spark.pipelines.assembly import reference_of
+    from penstock.spark.pipelines.assembly import reference_of, unmarked_of
     from penstock.spark.pipelines.files import LocalFiles
     from penstock.spark.pipelines.rebuild import check_rebuildable
     from penstock.spark.pipelines.schemas import Plans
@@ -98,7 +98,10 @@ def rebuild_table(
     topic = check_rebuildable(pipeline, table)
     with _connected(pipeline, password) as client:
         reference = parse_reference(schema) if schema is not None else reference_of(pipeline, client, topic)
-        plan = None if reference is None else Plans(client, topic, reference, LocalFiles(), os.devnull).newest()
+        unmarked = unmarked_of(pipeline, topic)
+        plan = (
+            None if reference is None else Plans(client, topic, reference, LocalFiles(), os.devnull, unmarked).newest()
+        )
 
     def on_chunk(done: int, chunks: int) -> None:
         terminal.hint(f"decoded chunk {done} of {chunks}")

@@ -72,7 +72,7 @@ def decode(
     column: str = "value",
     framing: Literal["auto", "header", "confluent", "single-object", "none"] = "auto",
     rejects: Literal["column", "null", "fail"] = "column",
-    unmarked: Literal["auto", "read", "reject"] = "auto",
+    unmarked: str = "auto",
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return a DataFrame with the members of its records as typed columns, beside the columns that it has.
@@ -83,7 +83,8 @@ def decode(
     of header, confluent, single-object, or none.
 
     A record that does not say it is read by the version that `schema` names. If it names none, JSON and Protobuf are read by the latest,
-    and Avro is rejected unless there never was another. `unmarked` makes that "read" or "reject" for all.
+    and Avro is rejected unless there never was another. `unmarked` makes that "read" or "reject" for all, or names the version that wrote
+    such records, as in "orders:1", whatever version the columns are of.
 
     `rejects` says what becomes of a record that cannot be read: "column" adds the column `_reason`, and keeps `column` for such
     records; "null" leaves its columns empty; "fail" fails the query. A tombstone has nulls and no reason.

@@ -14,9 +14,9 @@ from penstock.broker.schemas.marks import SCHEMA_HEADER, Framing
 from penstock.broker.schemas.reference import Reference, parse_reference
 from penstock.errors import InvalidRequest, SchemaNotFound, ValidationFailed
 from penstock.spark.connection import connection_settings, open_client
-from penstock.spark.pipelines.decoding import Plan, Unmarked, decoder, header_marks
+from penstock.spark.pipelines.decoding import Plan, decoder, header_marks
 from penstock.spark.pipelines.encoding import EncodingPlan, encoder
-from penstock.spark.pipelines.schemas import Versions, plan_of
+from penstock.spark.pipelines.schemas import Versions, check_unmarked, plan_of
 from penstock.spark.session_options import with_session_defaults
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def decode_records(
     column: str,
     framing: Framing | Literal["auto"],
     rejects: Rejects,
-    unmarked: Unmarked,
+    unmarked: str,
     options: Mapping[str, str] | None,
 ) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
@@ -44,13 +44,11 @@ def decode_records(
 
     _check_choice("framing", framing, ("auto", *get_args(Framing)))
     _check_choice("rejects", rejects, get_args(Rejects))
-    _check_choice("unmarked", unmarked, get_args(Unmarked))
+    check_unmarked(unmarked)
     _check_column(df, column, "binary")
     if framing == "header" and HEADERS not in df.columns:
         raise InvalidRequest(f"framing is header, and there is no column {HEADERS}: load records with includeHeaders")
-    plan = _plan(df, schema, options)._replace(framing=framing)
-    if unmarked != "auto":
-        plan = plan._replace(unmarked=unmarked)
+    plan = _plan(df, schema, options, unmarked)._replace(framing=framing)
     kept = [field for field in df.schema.fields if rejects == "column" or field.name != column]
     taken = [field.name for field in kept] + [REASON_COLUMN] * (rejects == "column")
     decoded = [
@@ -156,12 +154,12 @@ def _marked(headers: list[dict[str, Any]] | None, mark: bytes) -> list[dict[str,
 # --- on the driver ---
 
 
-def _plan(df: DataFrame, schema: str, options: Mapping[str, str] | None) -> Plan:
+def _plan(df: DataFrame, schema: str, options: Mapping[str, str] | None, unmarked: str = "auto") -> Plan:
     """Every version of the schema, asked for once."""
     reference: Reference = parse_reference(schema)
     client = open_client(connection_settings(with_session_defaults(df.sparkSession, options or {})))
     try:
-        plan = plan_of(Versions(client, reference.name).now(), reference)
+        plan = plan_of(Versions(client, reference.name).now(), reference, unmarked)
     finally:
         client.close()
     if plan is None:

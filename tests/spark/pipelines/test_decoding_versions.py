@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -14,75 +14,21 @@ import pyarrow as pa
 import pytest
 
 from penstock.broker.schemas.marks import SCHEMA_HEADER, confluent_frame, single_object_frame
-from penstock.broker.schemas.protobuf import ProtobufDefinition
 from penstock.broker.schemas.reference import SchemaType
 from penstock.spark.pipelines.decoding import Decoder, Plan, Unmarked, Version, header_marks, version
+from tests.spark.pipelines.ten_versions import (
+    FORMATS,
+    NUMBERS,
+    VERSIONS,
+    avro_bytes,
+    avro_schema,
+    crc64,
+    fields_of,
+    proto_encode,
+    row_of,
+)
 
-VERSIONS: Final = 10
 FIRST_ID: Final = 100_001
-
-Encode = Callable[[int, int], bytes]
-"""The version, and the number of the record."""
-
-
-def avro_bytes(schema: Any, record: Any) -> bytes:
-    buffer = io.BytesIO()
-    fastavro.schemaless_writer(buffer, fastavro.parse_schema(schema), record)
-    return buffer.getvalue()
-
-
-def crc64(schema: Any) -> bytes:
-    canonical = fastavro.schema.to_parsing_canonical_form(fastavro.parse_schema(schema))
-    return bytes.fromhex(fastavro.schema.fingerprint(canonical, "CRC-64-AVRO"))
-
-
-# --- ten versions: the fields turn round from version to version, and each adds one ---
-
-
-def fields_of(number: int) -> list[str]:
-    names = [f"f{field}" for field in range(number + 1)]
-    return names[number % len(names) :] + names[: number % len(names)]
-
-
-def avro_schema(number: int) -> Any:
-    fields = [{"name": name, "type": "long", "default": -1} for name in fields_of(number)]
-    return {"type": "record", "name": "Order", "fields": fields}
-
-
-def json_schema(number: int) -> Any:
-    members = {name: {"type": "integer"} for name in fields_of(number)}
-    return {"type": "object", "properties": members, "required": [f"f{number}"]}
-
-
-def proto_text(number: int) -> str:
-    fields = [f"optional int64 {name} = {int(name[1:]) + 1};" for name in fields_of(number)]
-    return 'syntax = "proto3"; message Other { string x = 1; } message Order { ' + " ".join(fields) + " }"
-
-
-def row_of(number: int, record: int) -> dict[str, int]:
-    return {name: 1000 * record + int(name[1:]) for name in fields_of(number)}
-
-
-def avro_encode(number: int, record: int) -> bytes:
-    return avro_bytes(avro_schema(number), row_of(number, record))
-
-
-def json_encode(number: int, record: int) -> bytes:
-    return json.dumps(row_of(number, record)).encode()
-
-
-def proto_encode(number: int, record: int) -> bytes:
-    message: Any = PROTO[number].message_class("Order")
-    return message(**row_of(number, record)).SerializeToString()  # type: ignore[no-any-return]
-
-
-NUMBERS: Final = range(1, VERSIONS + 1)
-PROTO: Final = {number: ProtobufDefinition.parse(proto_text(number)) for number in NUMBERS}
-FORMATS: Final[dict[SchemaType, tuple[Callable[[int], str], Encode]]] = {
-    "avro": (lambda number: json.dumps(avro_schema(number)), avro_encode),
-    "json": (lambda number: json.dumps(json_schema(number)), json_encode),
-    "protobuf": (proto_text, proto_encode),
-}
 
 
 def versions_of(kind: SchemaType) -> dict[int, Version]:
@@ -156,7 +102,7 @@ SWAPPED: Final = [
 ]
 
 
-def swapped_plan(unmarked: Unmarked = "auto") -> Plan:
+def swapped_plan(unmarked: Unmarked | int = "auto") -> Plan:
     first, second = (
         version("avro", number, json.dumps(schema), FIRST_ID + number) for number, schema in enumerate(SWAPPED, 1)
     )
@@ -172,8 +118,9 @@ def test_a_record_of_an_older_version_is_not_read_by_the_newest_because_its_byte
     assert reasons[0] == (
         f"nothing says which version of schema orders wrote it: mark records (header {SCHEMA_HEADER}, --schema orders:2, "
         "Confluent framing, Avro's single-object encoding) or bind their topic to a version; to read this one, name the version "
-        "that wrote it, such as orders:1 (orders-v2)"
+        'that wrote it, as in unmarked = "orders:1" (orders-v2)'
     )
+    assert decoded_rows(Decoder(swapped_plan(1)), [old, old], [None, b"orders:1"]) == ([record] * 2, [None] * 2)
     _, [reason] = decoded_rows(Decoder(swapped_plan()), [old])
     assert "load records with includeHeaders" in (reason or "")
 

@@ -100,6 +100,11 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
         ('directory = "d"|directory = "d"\nkeep_ms = "1h"', "keep_ms"),
         ('directory = "d"|directory = "d"\ntrigger_ms = "soon"', "trigger_ms"),
         ("[bronze]|[silver]\nwithout_schema = 1", "silver.without_schema"),
+        (
+            '[bronze]|[silver]\nunmarked = "t"',
+            "'t' names no version of a schema: write one as in orders:2, or use \"auto\" or",
+        ),
+        ("[bronze]|[silver.topics.t]\nunmarked = 1", "silver.topics.t.unmarked"),
         ('[bronze]|[[gold]]\nname = "g"\nsql = ""', "gold[0].sql is empty"),
         ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\ntable = false', "writes nowhere"),
         ('[bronze]|[[gold]]\nname = "g"\nsql = "x"\nkey = "k"', "has a key and no topic"),

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.schemas.reference import parse_reference
-from penstock.errors import SchemaNotFound
+from penstock.errors import InvalidRequest, SchemaNotFound
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.files import LocalFiles
-from penstock.spark.pipelines.schemas import Plans, batch_to_repeat, schema_of
+from penstock.spark.pipelines.schemas import Plans, batch_to_repeat, check_unmarked, check_versions, schema_of
 from penstock.testing import RunningBroker
 
 FILES = LocalFiles()
@@ -96,14 +96,68 @@ def test_the_version_that_is_named_gives_the_columns_and_reads_unmarked_records(
         client.schemas.register("orders", definition, "avro")
     reference = parse_reference("orders:1")
     plan = Plans(client, "orders", reference, FILES, str(tmp_path / "pin.json")).newest()
-    assert (plan.version.number, [each.number for each in plan.others], plan.reads_unmarked) == (1, [2], True)
+    assert (plan.version.number, [each.number for each in plan.others], plan.unmarked_version) == (1, [2], 1)
     assert plan.version.registry_id != plan.others[0].registry_id > 0
     latest = Plans(client, "orders", parse_reference("orders"), FILES, str(tmp_path / "pin.json")).newest()
-    assert (latest.version.number, latest.reads_unmarked) == (2, False)
+    assert (latest.version.number, latest.unmarked_version) == (2, None)
 
 
 def test_a_version_of_another_kind_is_no_part_of_a_plan(client: FlyMQClient, tmp_path: Path) -> None:
     client.schemas.register("orders", "{}", compatibility="none")
     client.schemas.register("orders", FIRST, "avro")
     plan = Plans(client, "orders", parse_reference("orders"), FILES, str(tmp_path / "pin.json")).newest()
-    assert (plan.kind, plan.version.number, plan.others, plan.reads_unmarked) == ("avro", 2, (), False)
+    assert (plan.kind, plan.version.number, plan.others, plan.unmarked_version) == ("avro", 2, (), None)
+
+
+@pytest.mark.parametrize(
+    ("reference", "unmarked", "version", "reads"),
+    [
+        ("orders", "auto", 2, None),
+        ("orders", "orders:1", 2, 1),
+        ("orders:1", "orders:2", 1, 2),
+        ("orders:1", "reject", 1, None),
+        ("orders", "read", 2, 2),
+    ],
+)
+def test_unmarked_records_are_read_by_the_version_that_wrote_them_and_a_repeated_batch_does_the_same(
+    client: FlyMQClient, tmp_path: Path, reference: str, unmarked: str, version: int, reads: int | None
+) -> None:
+    for definition in (FIRST, SECOND):
+        client.schemas.register("orders", definition, "avro")
+    pin = str(tmp_path / "pin.json")
+    parsed = parse_reference(reference)
+    check_versions(client, "orders", parsed, unmarked)
+    plans = Plans(client, "orders", parsed, FILES, pin, unmarked)
+    plan = plans.newest()
+    assert (plan.version.number, plan.unmarked_version) == (version, reads)
+    plans.pin(plan)
+    assert Plans(client, "orders", parsed, FILES, pin).pinned() == plan
+
+
+@pytest.mark.parametrize(
+    ("unmarked", "reason"),
+    [
+        ("payments:1", "unmarked is payments:1, and the schema is orders: name a version of that"),
+        ("orders:9", "unmarked is orders:9, which is not there"),
+        ("orders:1", "or not of the type of the latest version"),
+    ],
+)
+def test_a_version_that_cannot_have_written_unmarked_records_is_refused(
+    client: FlyMQClient, unmarked: str, reason: str
+) -> None:
+    client.schemas.register("orders", "{}", compatibility="none")
+    client.schemas.register("orders", FIRST, "avro")
+    reference = parse_reference("orders")
+    with pytest.raises((InvalidRequest, SchemaNotFound), match=reason):
+        Plans(client, "orders", reference, FILES, "nowhere", unmarked).newest()
+    if unmarked != "orders:1":
+        with pytest.raises((InvalidRequest, SchemaNotFound), match=reason):
+            check_versions(client, "orders", reference, unmarked)
+
+
+def test_what_to_do_with_unmarked_records_is_a_choice_or_names_a_version() -> None:
+    for unmarked in ("auto", "read", "reject", "orders:1"):
+        check_unmarked(unmarked)
+    for unmarked in ("latest", "orders", "orders:1:Order", ":1", ""):
+        with pytest.raises(InvalidRequest, match=r"names no version of a schema: .*, or use auto, read, reject"):
+            check_unmarked(unmarked)

@@ -129,13 +129,11 @@ def single_object_frame(fingerprint: bytes) -> bytes:
     return _SINGLE_OBJECT + fingerprint
 
 
-def unmarked(name: str, latest: int, *, has_headers: bool = True) -> MarkInvalid:
-    """What to raise for a record that does not say which version of a schema wrote it, where that matters."""
-    look = "" if has_headers else "load records with includeHeaders, "
+def unmarked(name: str, latest: int, remedy: str = "") -> MarkInvalid:
+    """What to raise for a record that does not say which version of a schema wrote it. `remedy` is how this one can be read."""
     return MarkInvalid(
-        f"nothing says which version of schema {name} wrote it: {look}mark records (header {SCHEMA_HEADER}, --schema {name}:{latest}, "
-        "Confluent framing, Avro's single-object encoding) or bind their topic to a version; to read this one, name the version that "
-        f"wrote it, such as {name}:1"
+        f"nothing says which version of schema {name} wrote it: mark records (header {SCHEMA_HEADER}, --schema {name}:{latest}, Confluent "
+        f"framing, Avro's single-object encoding) or bind their topic to a version{remedy}"
     )
 
 

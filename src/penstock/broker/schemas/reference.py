@@ -4,6 +4,7 @@ a Protobuf schema."""
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Final, Literal, NamedTuple, get_args
 
 from penstock.errors import InvalidRequest, SchemaInvalid
@@ -46,6 +47,15 @@ def parse_reference(text: str) -> Reference:
             f"{text!r} does not name a schema: use a name, name:version, name:Message or name:version:Message"
         )
     return Reference(name, version, message)
+
+
+def parse_named_version(text: str) -> Reference:
+    """Return the version that a text such as "orders:2" names. Raises InvalidRequest if it names none, or a message too."""
+    with suppress(InvalidRequest):
+        reference = parse_reference(text)
+        if reference.version != LATEST and not reference.message:
+            return reference
+    raise InvalidRequest(f"{text!r} names no version of a schema: write one as in orders:2")
 
 
 def parse_version(text: str) -> int | None:

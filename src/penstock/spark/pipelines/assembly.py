@@ -19,7 +19,7 @@ from penstock.spark.pipelines.identity import refuse_other_pipeline
 from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.spark.pipelines.model import TOPICS_MAX, Pipeline, is_pattern, path_name
 from penstock.spark.pipelines.opening import open_table
-from penstock.spark.pipelines.schemas import Plans, described, schema_of
+from penstock.spark.pipelines.schemas import Plans, check_versions, schema_of
 from penstock.spark.pipelines.stages import House, Stage
 from penstock.spark.pipelines.tables.table import Table
 from penstock.spark.pipelines.topic_stage import TOPICS, TopicStage
@@ -127,7 +127,7 @@ class Assembly:
         reference = reference_of(self._house.pipeline, client, topic)
         if reference is None:
             return None
-        plans = Plans(client, topic, reference, self._house.files, pin)
+        plans = Plans(client, topic, reference, self._house.files, pin, unmarked_of(self._house.pipeline, topic))
         plans.newest()
         return plans
 
@@ -144,7 +144,7 @@ def check_before_spark(pipeline: Pipeline, client: FlyMQClient, kinds: Sequence[
         for topic in topics:
             reference = reference_of(pipeline, client, topic)
             if reference is not None:
-                described(client, topic, reference)
+                check_versions(client, topic, reference, unmarked_of(pipeline, topic))
 
 
 def check_kinds(pipeline: Pipeline, kinds: Sequence[str]) -> None:
@@ -161,6 +161,11 @@ def has_stage(pipeline: Pipeline, kind: str, kinds: Sequence[str] = ()) -> bool:
     """Whether the file has stages of a kind, and they are wanted: those of `kinds` are, or all."""
     there = {"bronze": pipeline.bronze is not None, "silver": pipeline.silver is not None, "gold": bool(pipeline.gold)}
     return there[kind] and (not kinds or kind in kinds)
+
+
+def unmarked_of(pipeline: Pipeline, topic: str) -> str:
+    """What to do with records of a topic that do not say which version of its schema wrote them."""
+    return "auto" if pipeline.silver is None else pipeline.silver.rules(topic).unmarked
 
 
 def reference_of(pipeline: Pipeline, client: FlyMQClient, topic: str) -> Reference | None:

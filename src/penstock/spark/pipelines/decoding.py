@@ -67,19 +67,21 @@ class Plan(NamedTuple):
     """Whose columns the records get."""
     others: tuple[Version, ...] = ()
     """Versions that may have written a record too."""
-    unmarked: Unmarked = "auto"
+    unmarked: Unmarked | int = "auto"
+    """A number is the version that wrote the records that do not say it."""
     framing: Framing | Literal["auto"] = "auto"
 
     @property
-    def reads_unmarked(self) -> bool:
-        """Whether a record that does not say which version wrote it is read by `version`.
+    def unmarked_version(self) -> int | None:
+        """The version that wrote a record that does not say it, None if such a record is rejected.
 
         JSON and Protobuf name their fields, by name or number. Avro bytes are read by the schema that wrote them or wrongly: without a mark
         they are read only where there never was another version.
         """
-        if self.unmarked != "auto":
-            return self.unmarked == "read"
-        return self.kind != "avro" or (self.version.number == 1 and not self.others)
+        if isinstance(self.unmarked, int):
+            return self.unmarked
+        is_clear = self.kind != "avro" or (self.version.number == 1 and not self.others)
+        return self.version.number if self.unmarked == "read" or (self.unmarked == "auto" and is_clear) else None
 
 
 class Decoded(NamedTuple):
@@ -109,6 +111,7 @@ class Decoder:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._label = f"{plan.name}-v{plan.version.number}"
+        self._unmarked_version = plan.unmarked_version
         self._versions = {each.number: each for each in (*plan.others, plan.version)}
         self._writers: dict[int, _Writer] = {}
         self._marks: dict[bytes, int | MarkInvalid] = {}
@@ -159,12 +162,12 @@ class Decoder:
         """Yield each version with the places and payloads of its records. Sets the reasons of those that have none."""
         if (
             (marks is None or all(mark is None for mark in marks))
-            and self._plan.reads_unmarked
+            and self._unmarked_version is not None
             and not self._has_frames(values)
         ):
             places = [place for place, value in enumerate(values) if value is not None]
             if places:
-                yield self._plan.version.number, places, [value for value in values if value is not None]
+                yield self._unmarked_version, places, [value for value in values if value is not None]
             return
         found: dict[int, tuple[list[int], list[bytes]]] = {}
         for place, value in enumerate(values):
@@ -201,9 +204,11 @@ class Decoder:
             if frame.message is not None:
                 self._check_message(frame.version, frame.message)
             return Source(frame.version, value[frame.size_bytes :])
-        if not self._plan.reads_unmarked:
-            raise unmarked(self._plan.name, self._plan.version.number, has_headers=marks is not None)
-        return Source(self._plan.version.number, value)
+        if self._unmarked_version is None:
+            look = "load records with includeHeaders, or " if marks is None else ""
+            remedy = f'; to read this one, {look}name the version that wrote it, as in unmarked = "{self._plan.name}:1"'
+            raise unmarked(self._plan.name, self._plan.version.number, remedy)
+        return Source(self._unmarked_version, value)
 
     def _marked(self, mark: bytes) -> int | MarkInvalid:
         """The version that a header names, or why it names none."""

@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote, unquote
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from penstock.broker.schemas.reference import parse_named_version
 from penstock.clients.arguments import check_topic
 from penstock.config import messages, toml_file
 from penstock.errors import ConfigError, InvalidRequest
@@ -94,6 +104,15 @@ class Bronze(Section):
     """Columns whose values name directories, so that readers skip the others. "date" is made of the timestamp."""
 
 
+def _unmarked(text: str) -> str:
+    if text not in ("auto", "reject"):
+        try:
+            parse_named_version(text)
+        except InvalidRequest as error:
+            raise ValueError(f'{error}, or use "auto" or "reject"') from None
+    return text
+
+
 class Rules(Section):
     """What a table of silver is like: in `[silver]` that of every topic, in `[silver.topics.NAME]` that of one."""
 
@@ -102,6 +121,8 @@ class Rules(Section):
     """Columns that tell rows apart: a later record replaces the row of an earlier one, and a tombstone deletes it."""
     expect: Annotated[dict[str, Expectation], Field(max_length=EXPECTATIONS_MAX)] = Field(default_factory=dict)
     """What must be true of a row, as SQL, and what to do with one of which it is not."""
+    unmarked: Annotated[str, AfterValidator(_unmarked)] = "auto"
+    """What to do with records that do not say which version of the schema wrote them: "auto", "reject", or the version that wrote them."""
 
 
 class Silver(Rules):

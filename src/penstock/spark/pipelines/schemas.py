@@ -12,12 +12,18 @@ import base64
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from penstock.broker.schemas.marks import Framing
-from penstock.broker.schemas.reference import LATEST, Reference, SchemaType, parse_reference, schema_type
-from penstock.errors import ConfigError, SchemaNotFound
-from penstock.protocols.flymq.client.records import SchemaInfo
+from penstock.broker.schemas.reference import (
+    LATEST,
+    Reference,
+    SchemaType,
+    parse_named_version,
+    parse_reference,
+    schema_type,
+)
+from penstock.errors import ConfigError, InvalidRequest, SchemaNotFound
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.pipelines.decoding import Plan, Unmarked, Version, version
 from penstock.spark.pipelines.files import Files
@@ -39,12 +45,18 @@ def schema_of(client: FlyMQClient, topic: str, given: Mapping[str, str]) -> Refe
     return Reference(topic, LATEST, "")
 
 
-def described(client: FlyMQClient, topic: str, reference: Reference) -> SchemaInfo:
-    """The version that a topic's schema stands for now. Raises SchemaNotFound, which says what to do."""
+def check_versions(client: FlyMQClient, topic: str, reference: Reference, unmarked: str) -> None:
+    """Raises SchemaNotFound if a topic's schema is not there, or the version that wrote its unmarked records; and InvalidRequest."""
     try:
-        return client.schemas.get(reference.name, reference.version or None)
+        client.schemas.get(reference.name, reference.version or None)
     except SchemaNotFound:
         raise _not_there(topic, reference) from None
+    if unmarked not in get_args(Unmarked):
+        number = _unmarked_number(unmarked, reference.name)
+        try:
+            client.schemas.get(reference.name, number)
+        except SchemaNotFound:
+            raise _no_such_version(unmarked, reference.name) from None
 
 
 def _not_there(topic: str, reference: Reference) -> SchemaNotFound:
@@ -79,40 +91,78 @@ class Versions:
         return kind, version(kind, number, info.definition, info.registry_id or 0)
 
 
+def check_unmarked(unmarked: str) -> None:
+    """Raises InvalidRequest unless it is a choice of what to do with records without a mark, or the version that wrote them."""
+    if unmarked not in get_args(Unmarked):
+        try:
+            parse_named_version(unmarked)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"unmarked: {error}, or use {', '.join(get_args(Unmarked))}") from None
+
+
 def plan_of(
     versions: Mapping[int, tuple[SchemaType, Version]],
     reference: Reference,
-    unmarked: Unmarked = "auto",
+    unmarked: str = "auto",
     framing: Framing | Literal["auto"] = "auto",
 ) -> Plan | None:
     """The plan for a schema with these versions, None if it has not the one that is named. A version of another kind is no part of it.
 
-    Unmarked records are read by the version that the reference names, if it names one.
+    `unmarked` is one of `Unmarked`, or names a version. With "auto", unmarked records are read by the version that the reference names, if
+    it names one. Raises InvalidRequest, SchemaNotFound.
     """
     number = reference.version or max(versions, default=LATEST)
     if number not in versions:
         return None
     kind, made = versions[number]
     others = [each for other, (of_kind, each) in sorted(versions.items()) if other != number and of_kind == kind]
-    if unmarked == "auto" and reference.version != LATEST:
-        unmarked = "read"
-    return Plan(reference.name, kind, reference.message, made, tuple(others), unmarked, framing)
+    plan = Plan(reference.name, kind, reference.message, made, tuple(others), framing=framing)
+    return plan._replace(unmarked=_unmarked_of(plan, unmarked, is_pinned=reference.version != LATEST))
+
+
+def _unmarked_of(plan: Plan, unmarked: str, *, is_pinned: bool) -> Unmarked | int:
+    for choice in get_args(Unmarked):
+        if choice == unmarked:
+            return "read" if choice == "auto" and is_pinned else choice
+    number = _unmarked_number(unmarked, plan.name)
+    if number not in (plan.version.number, *(each.number for each in plan.others)):
+        raise _no_such_version(unmarked, plan.name)
+    return number
+
+
+def _unmarked_number(unmarked: str, name: str) -> int:
+    named = parse_named_version(unmarked)
+    if named.name != name:
+        raise InvalidRequest(
+            f"unmarked is {unmarked}, and the schema is {name}: name a version of that (in a pipeline, [silver.topics.TOPIC] has settings "
+            "for one topic)"
+        )
+    return named.version
+
+
+def _no_such_version(unmarked: str, name: str) -> SchemaNotFound:
+    return SchemaNotFound(
+        f"unmarked is {unmarked}, which is not there or not of the type of the latest version: see penstock schema list {name}"
+    )
 
 
 class Plans:
     """The plans of one topic for one stage, from version to version. Only one run at a time writes them down."""
 
-    def __init__(self, client: FlyMQClient, topic: str, reference: Reference, files: Files, pin: str) -> None:
+    def __init__(
+        self, client: FlyMQClient, topic: str, reference: Reference, files: Files, pin: str, unmarked: str = "auto"
+    ) -> None:
         self._topic = topic
         self._reference = reference
         self._files = files
         self._pin = pin
+        self._unmarked = unmarked
         self._versions = Versions(client, reference.name)
         self._pinned: Plan | None = None
 
     def newest(self) -> Plan:
-        """The plan for a batch that was never begun. Raises SchemaNotFound, which says what to do."""
-        plan = plan_of(self._versions.now(), self._reference)
+        """The plan for a batch that was never begun. Raises SchemaNotFound and InvalidRequest, which say what to do."""
+        plan = plan_of(self._versions.now(), self._reference, self._unmarked)
         if plan is None:
             raise _not_there(self._topic, self._reference)
         return plan

@@ -47,6 +47,7 @@ def render(
 # expect = {{ "amount >= 0" = "reject" }}   # what must be true of a row; else: drop | reject | fail
 # key = ["id"]                            # a later record replaces the row, a tombstone deletes it
 # partition_by = ["date"]                 # directories by column; "date" is made of the timestamp
+# unmarked = "auto"                       # records that do not say their version: auto | reject | "orders:1" (it wrote them)
 
 # Your SQL over windows of time, in {directory}/gold. Views are named like topics, "-" and "." becoming "_".
 # A window is written when something later than its end and the watermark has been seen.
