@@ -77,6 +77,7 @@ def test_thresholds_and_windows_are_those_that_are_suggested_for_prometheus(ask:
         "PenstockEventLoopLag": (">", alerts.SLOW_S, evaluated.loop_lags),
         "PenstockInternalErrors": (">", 0, evaluated.internal_errors),
         "PenstockPipelineDown": ("==", 0, None),
+        "PenstockPipelineLateRows": (">", 0, None),
     }
     assert compared.keys() == {rule.name for rule in RULES}
     for group in yaml.safe_load(SUGGESTED.read_text())["groups"]:
@@ -158,6 +159,31 @@ def test_each_rule_finds_what_it_is_for(ask: Asking, monkeypatch: pytest.MonkeyP
         "PenstockEventLoopLag": "The event loop is over 100 ms late",
         "PenstockPipelineDown": "Pipeline shop reports no run",
     }
+
+
+def test_rows_that_gold_leaves_out_are_told_for_an_hour_over_runs(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "SAMPLES_MAX", 3)
+    pipelines = ask.broker.server.broker.pipelines
+
+    def report(run: int, late: int, future: int, dropped: int = 0) -> None:
+        stages = [
+            Stage("gold/g", "running", 1, 0, 0, 1, 1, dropped, late, future),
+            Stage("s", "running", 1, 0, 0, 1, 1),
+        ]
+        on_loop(ask.broker, pipelines.report(SYSTEM, "shop", Report(f"r{run}", run, "running", "", stages)))
+
+    report(1, 2, 0, dropped=9)
+    assert evaluate(ask, 0) == [], "from before"
+    report(1, 4, 1, dropped=10)
+    [alert] = evaluate(ask, 1)
+    assert (alert["name"], alert["summary"]) == (
+        "PenstockPipelineLateRows",
+        "Pipeline shop left 3 late or future rows out of gold/g in the last hour",
+    )
+    report(2, 2, 0)
+    assert "left 5 late" in evaluate(ask, 2)[0]["summary"], "a run counts from 0"
+    assert evaluate(ask, 3) != []
+    assert evaluate(ask, 4) == [], "none in the hour"
 
 
 def test_a_full_disk_is_told_although_it_fills_no_further(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:

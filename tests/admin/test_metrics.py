@@ -202,7 +202,7 @@ def test_transactions_are_counted_by_how_they_ended() -> None:
 def test_pipelines_are_told_apart_by_their_stages() -> None:
     stages = (
         Stage("bronze/orders", "running", 100, 0, 7, 3, 250),
-        Stage("silver/orders", "running", 90, 4, -1, 2, 400),
+        Stage("silver/orders", "running", 90, 4, -1, 2, 400, dropped=5, late=6, future=7),
     )
     info = PipelineInfo("ada", "run-1", 1, 2, "running", "", stages, name="sales", stopping=False, alive=True)
     samples = scraped(figures(pipelines=[info]))
@@ -211,6 +211,7 @@ def test_pipelines_are_told_apart_by_their_stages() -> None:
     assert samples["penstock_pipeline_rows_total", silver] == 90
     assert samples["penstock_pipeline_rejects_total", silver] == 4
     assert samples["penstock_pipeline_batches_total", silver] == 2
+    assert [samples[f"penstock_pipeline_{name}_total", silver] for name in ("dropped", "late", "future")] == [5, 6, 7]
     assert samples["penstock_pipeline_batch_seconds", silver] == 0.4
     lags = {labels: lag for (name, labels), lag in samples.items() if name == "penstock_pipeline_lag_records"}
     assert lags == {(("pipeline", "sales"), ("stage", "bronze/orders")): 7}, "left out where it is not known"

@@ -20,7 +20,7 @@ from tests.engines import make_engine
 ALICE = replace(ANONYMOUS, name="alice")
 BOB = replace(ANONYMOUS, name="bob")
 BRONZE = Stage("bronze/orders", "running", 100, 0, 7, 3, 250)
-SILVER = Stage("silver/orders", "running", 90, 10, -1, 3, 400)
+SILVER = Stage("silver/orders", "running", 90, 10, -1, 3, 400, dropped=2, late=3, future=4)
 
 
 def report(run: str = "run-1", started_ms: int = 1, state: str = "running", *stages: Stage) -> Report:
@@ -130,6 +130,7 @@ async def test_somebody_elses_pipeline_is_stopped_by_administrators_only(engine:
         ("sales", report("r", 1, "running", Stage("s", "odd", 0, 0, 0, 0, 0)), "'odd'"),
         ("sales", report("r", 1, "running", BRONZE, BRONZE), "two stages"),
         ("sales", report("r", 1, "running", Stage("s", "running", -1, 0, 0, 0, 0)), "reports -1"),
+        ("sales", report("r", 1, "running", Stage("s", "running", 0, 0, 0, 0, 0, late=1 << 63)), "reports 9223"),
         ("sales", report("r", 1, "running", *[BRONZE] * (STAGES_MAX + 1)), "at most 256"),
         ("sales", Report("r", 1, "running", "x" * (MESSAGE_BYTES_MAX + 1), []), "too long"),
     ],

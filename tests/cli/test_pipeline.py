@@ -21,7 +21,7 @@ from tests.spark.pipelines.rows_by_hand import ids_from
 SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "country": {"type": "string"}}}
 STAGES = [
     StageReport("bronze/orders", "running", 100, 0, 5, 3, 250),
-    StageReport("silver/orders", "running", 90, 7, 15, 2, 400),
+    StageReport("silver/orders", "running", 90, 7, 15, 2, 400, dropped=4),
 ]
 
 
@@ -343,8 +343,10 @@ def test_status_shows_every_pipeline_or_one_by_its_stages(run: Run, broker: Runn
     assert listed.text.splitlines()[1].split()[:6] == ["sales", "running", "2", "100", "7", "15"]
     one = run("pipeline", "status", "sales")
     assert "silver/orders  running    90        7   15        2      400 ms" in one.text
+    assert one.text.endswith("silver/orders: 4 rows did not meet an expectation and were dropped\n")
     described = json.loads(run("--json", "pipeline", "status", "sales").out)
     assert (described["name"], described["stages"][1]["rejects"]) == ("sales", 7)
+    assert [described["stages"][1][name] for name in ("dropped", "late", "future")] == [4, 0, 0]
     missing = run("pipeline", "status", "nobody")
     assert missing.code == 1
     assert "no pipeline nobody has reported" in missing.err

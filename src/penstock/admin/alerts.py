@@ -173,6 +173,13 @@ def _pipeline_down(alerts: Alerts) -> Iterator[Finding]:
             yield Finding(each.name, f"Pipeline {each.name} reports no run")
 
 
+def _late_rows(alerts: Alerts) -> Iterator[Finding]:
+    for key, count in alerts.history.late_rows():
+        if count:
+            summary = f"Pipeline {key.pipeline} left {count} late or future rows out of {key.stage} in the last hour"
+            yield Finding(f"{key.pipeline}\n{key.stage}", summary)
+
+
 def _quantile_s(histogram: Histogram, counts: list[int]) -> float:
     """The bound below which 99 in 100 are, 0 without any."""
     seen, total = 0, sum(counts)
@@ -272,6 +279,13 @@ RULES: Final = (
         10 * MINUTE_S,
         "Restart it with penstock pipeline run: it resumes where it stopped.",
         _pipeline_down,
+    ),
+    Rule(
+        "PenstockPipelineLateRows",
+        "warning",
+        0.0,
+        "Raise watermark_ms of the query if rows are late; look in silver for the source of rows from the future.",
+        _late_rows,
     ),
 )
 """In the order in which they are reported, within one severity. PenstockDown is not here: a broker that is down evaluates nothing."""

@@ -11,7 +11,7 @@ import math
 import shutil
 from array import array
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from penstock.admin.figures import LAGS_EXPORTED_MAX, Sources
@@ -60,7 +60,7 @@ class StageKey(NamedTuple):
 class StageSeries:
     """What one stage of a pipeline has reported; its last sample is of the last time."""
 
-    __slots__ = ("batch_ms", "lag", "rejects", "rows")
+    __slots__ = ("batch_ms", "lag", "late", "rejects", "rows")
 
     def __init__(self) -> None:
         self.rows = array("q")
@@ -68,12 +68,19 @@ class StageSeries:
         self.lag = array("q")
         """LAG_UNKNOWN before the first batch."""
         self.batch_ms = array("q")
+        self.late = array("q")
+        """With those from the future: rows that a window leaves out."""
 
     def add(self, stage: Stage) -> None:
         _push(self.rows, stage.rows)
         _push(self.rejects, stage.rejects)
         _push(self.lag, stage.lag)
         _push(self.batch_ms, stage.batch_ms)
+        _push(self.late, stage.late + stage.future)
+
+    def late_in_the_hour(self) -> int:
+        """Counts begin at 0 with each run."""
+        return sum(now - before if now >= before else now for before, now in pairwise(self.late))
 
 
 class History:
@@ -158,6 +165,10 @@ class History:
         for key, series in self._stages.items():
             if key.pipeline == pipeline:
                 yield key.stage, self.times_ms[-len(series.rows) :], series
+
+    def late_rows(self) -> Iterator[tuple[StageKey, int]]:
+        """Yield how many rows each stage has left out in the last hour because of their time."""
+        return ((key, series.late_in_the_hour()) for key, series in self._stages.items())
 
     def lags(self, kind: Kind) -> Iterator[tuple[SeriesKey, LagSeries]]:
         """Yield the lag of every group or subscription in each topic, as it was in the last sample and before."""

@@ -300,6 +300,12 @@ def _pipelines(figures: Figures) -> Iterator[Metric]:
     yield _counters("pipeline_rows", text, labels, ((at, stage.rows) for at, stage in rows))
     text = "Records of the current or last run that became dead letters."
     yield _counters("pipeline_rejects", text, labels, ((at, stage.rejects) for at, stage in rows))
+    text = "Rows of the current or last run that did not meet an expectation and were dropped."
+    yield _counters("pipeline_dropped", text, labels, ((at, stage.dropped) for at, stage in rows))
+    text = "Rows of the current or last run that came after their window was done and were dropped (watermark_ms)."
+    yield _counters("pipeline_late", text, labels, ((at, stage.late) for at, stage in rows))
+    text = "Rows of the current or last run that are dated too far ahead and were left out (future_ms)."
+    yield _counters("pipeline_future", text, labels, ((at, stage.future) for at, stage in rows))
     text = "Batches of the current or last run."
     yield _counters("pipeline_batches", text, labels, ((at, stage.batches) for at, stage in rows))
     text = "Lag of the stage in records; absent before its first batch."

@@ -47,6 +47,12 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     batches: int
     batch_ms: int
     """How long the last batch took."""
+    dropped: int = 0
+    """Rows that did not meet an expectation."""
+    late: int = 0
+    """Rows that came after their window was done."""
+    future: int = 0
+    """Rows that are dated too far ahead."""
 
 
 class Pipeline(msgspec.Struct, frozen=True, array_like=True):
@@ -196,7 +202,8 @@ def _check(report: Report) -> None:
     for stage in report.stages:
         validate_name(stage.name, "stage name", NAME_BYTES_MAX)
         names.add(stage.name)
-        for number in (stage.rows, stage.rejects, stage.batches, stage.batch_ms):
+        left_out = (stage.rejects, stage.dropped, stage.late, stage.future)
+        for number in (stage.rows, *left_out, stage.batches, stage.batch_ms):
             if not 0 <= number <= INT64_MAX:
                 raise InvalidRequest(f"stage {stage.name} reports {number}: use 0 to {INT64_MAX}")
     if len(names) != len(report.stages):

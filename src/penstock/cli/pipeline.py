@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +16,20 @@ from penstock.cli.options import AdminOption, named_server, wants_json
 from penstock.cli.program import Program
 
 if TYPE_CHECKING:
-    from penstock.protocols.flymq.operations.spark import PipelineDescription
+    from penstock.protocols.flymq.operations.spark import PipelineDescription, StageReport
     from penstock.protocols.flymq.sync import FlyMQClient
     from penstock.spark.pipelines.model import Pipeline
+    from penstock.spark.pipelines.progress import StageProgress
 
 app = Program(help="Move topics into tables with Spark: bronze, silver, gold.")
 
 EXIT_FAILED = 1
 WAIT_S_MAX = 180.0
+LEFT_OUT = {
+    "dropped": "did not meet an expectation and were dropped",
+    "late": "came after their window was done and were dropped (watermark_ms)",
+    "future": "are dated too far ahead and were left out (future_ms)",
+}
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file that describes the pipeline.", show_default=False)
 ]
@@ -477,6 +484,14 @@ def batch_time(batch_ms: int) -> str:
     return f"{batch_ms} ms" if batch_ms < 10_000 else f"{batch_ms / 1000:,.1f} s"
 
 
+def left_out(stage: StageReport | StageProgress) -> Iterator[str]:
+    """Lines for people: how many rows of a stage are in no table, and why."""
+    for name, reason in LEFT_OUT.items():
+        count = getattr(stage, name)
+        if count:
+            yield f"{stage.name}: {count} rows {reason}"
+
+
 def _never_reported(name: str) -> str:
     return f"no pipeline {name} has reported; see those that have with: penstock pipeline status"
 
@@ -549,6 +564,9 @@ def _print_one(pipeline: PipelineDescription) -> None:
         ],
         right=["rows", "rejects", "lag", "batches", "last batch"],
     )
+    for stage in pipeline.stages:
+        for line in left_out(stage):
+            print(terminal.visible(line))
 
 
 def _as_json(pipeline: PipelineDescription) -> dict[str, Any]:

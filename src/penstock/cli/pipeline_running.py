@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from penstock.cli import terminal
-from penstock.cli.pipeline import batch_time
+from penstock.cli.pipeline import batch_time, left_out
 from penstock.errors import ConfigError, InvalidRequest, PenstockError, TopicNotFound, Unreachable
 from penstock.spark.pipelines.failures import explain_failure
 from penstock.spark.pipelines.model import Pipeline
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from penstock.spark.pipelines.running import Outcome, Run
 
 SHOWN_PER_S = 4
-LEFT_OUT = {
-    "dropped": "did not meet an expectation and were dropped",
-    "late": "came after their window was done and were dropped (watermark_ms)",
-    "future": "are dated too far ahead and were left out (future_ms)",
-}
 QUIET_LOG_LEVEL = "OFF"
 VERBOSE_LOG_LEVEL = "WARN"
 
@@ -366,8 +361,8 @@ def print_outcome(pipeline: Pipeline, outcome: Outcome) -> None:
         right=["rows", "rejects", "batches"],
     )
     for each in outcome.stages:
-        for name, count in _left_out(each).items():
-            terminal.print_note(f"{each.name}: {count} rows {LEFT_OUT[name]}")
+        for line in left_out(each):
+            terminal.print_note(line)
     if outcome.state == "failed":
         terminal.print_error(f"{outcome.message} (more with --verbose)")
     elif outcome.state == "stopped":

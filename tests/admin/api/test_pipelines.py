@@ -23,7 +23,10 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
 
 def report(ask: Asking, rows: int, lag: int, *, by: Principal = SYSTEM) -> bool:
     """Report a run of the pipeline shop; returns whether it should stop."""
-    stages = [Stage("bronze", "running", rows, 1, lag, 1, 20), Stage("silver", "running", 0, 0, LAG_UNKNOWN, 0, 0)]
+    stages = [
+        Stage("bronze", "running", rows, 1, lag, 1, 20, 2, 3, 4),
+        Stage("silver", "running", 0, 0, LAG_UNKNOWN, 0, 0),
+    ]
     pipelines = ask.broker.server.broker.pipelines
     return bool(on_loop(ask.broker, pipelines.report(by, "shop", Report("run", 1, "running", "", stages))))
 
@@ -39,6 +42,7 @@ def test_pipelines_are_listed_as_they_reported(ask: Asking) -> None:
     [pipeline] = ask.with_key(new_key(ask.broker, "reader", "consumer")).ok("GET", "/pipelines")
     assert (pipeline["name"], pipeline["state"], pipeline["alive"]) == ("shop", "running", True)
     assert pipeline["stages"][0]["lag"] is None
+    assert [pipeline["stages"][0][name] for name in ("dropped", "late", "future")] == [2, 3, 4]
 
 
 def test_stages_are_sampled(ask: Asking) -> None:

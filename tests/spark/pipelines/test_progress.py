@@ -108,3 +108,5 @@ def test_rows_that_no_table_gets_are_counted_over_batches() -> None:
     stage = progress.batch("gold/revenue", batch, Counts(dropped=7))
     assert stage is not None
     assert (stage.late, stage.future, stage.dropped) == (6, 8, 7)
+    report = stage.report()
+    assert (report.late, report.future, report.dropped) == (6, 8, 7)

@@ -23,6 +23,12 @@ class StageState(Reply, frozen=True):
     lag: int | None
     batches: int
     batch_ms: int
+    dropped: int
+    """Rows that did not meet an expectation."""
+    late: int
+    """Rows that came after their window was done."""
+    future: int
+    """Rows that are dated too far ahead."""
 
 
 class PipelineProcess(Reply, frozen=True):
@@ -165,6 +171,9 @@ def _state(call: Call, view: View) -> PipelineState:
                 None if stage.lag == LAG_UNKNOWN else stage.lag,
                 stage.batches,
                 stage.batch_ms,
+                stage.dropped,
+                stage.late,
+                stage.future,
             )
             for stage in each.stages
         ],

@@ -47,7 +47,18 @@ class StageProgress:
     """How far it has read."""
 
     def report(self) -> StageReport:
-        return StageReport(self.name, self.state, self.rows, self.rejects, self.lag, self.batches, self.batch_ms)
+        return StageReport(
+            self.name,
+            self.state,
+            self.rows,
+            self.rejects,
+            self.lag,
+            self.batches,
+            self.batch_ms,
+            self.dropped,
+            self.late,
+            self.future,
+        )
 
 
 class Progress:

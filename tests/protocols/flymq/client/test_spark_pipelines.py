@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.errors import EntryNotFound, InvalidRequest, ProtocolViolation
-from penstock.protocols.flymq.operations.operation import BadRequest, decode_reply, decode_request, encode_request
-from penstock.protocols.flymq.operations.spark import PipelineList, PipelineReport, StageReport
+from penstock.protocols.flymq.operations.operation import (
+    BadRequest,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
+from penstock.protocols.flymq.operations.spark import (
+    LeftOut,
+    PipelineList,
+    PipelineListing,
+    PipelineReport,
+    StageReport,
+    with_left_out,
+)
 from penstock.protocols.flymq.wire import HEADER_BYTES
 from penstock.testing import RunningBroker
 
@@ -21,6 +36,22 @@ def test_a_report_is_listed_as_it_was_made(penstock_broker: RunningBroker) -> No
     assert (listed.name, listed.run, listed.started_ms, listed.message) == ("sales", "run-1", 1_700_000_000_000, "fine")
     assert (listed.stages, listed.alive, listed.stopping) == ([STAGE], True, False)
     assert listed.updated_ms == penstock_broker.clock.now_ms()
+
+
+def test_rows_that_are_left_out_are_listed_and_cost_peers_that_do_not_know_them_nothing(
+    penstock_broker: RunningBroker,
+) -> None:
+    client = penstock_broker.connect()
+    stages = [STAGE, replace(STAGE, name="silver/payments", dropped=3), replace(STAGE, name="gold/g", late=1, future=2)]
+    client.pipelines.report(replace(REPORT, stages=stages))
+    client.pipelines.report(replace(REPORT, pipeline="other"))
+    other, sales = client.pipelines.list()
+    assert (other.stages, sales.stages) == ([STAGE], stages)
+    old_reply = encode_reply(PipelineList, PipelineListing([other]))
+    decoded = decode_reply(PipelineList, old_reply[HEADER_BYTES:])
+    assert ([*decoded.pipelines], decoded.left_out) == ([other], [])
+    unknown = replace(REPORT, left_out=[LeftOut("nothing/there", 1, 0, 0)])
+    assert with_left_out(unknown.stages, unknown.left_out) == [STAGE]
 
 
 def test_a_stop_comes_with_the_answer_to_the_next_report(penstock_broker: RunningBroker) -> None:

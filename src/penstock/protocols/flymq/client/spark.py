@@ -6,7 +6,9 @@ Every request may be sent again if a connection was lost: what was done is not d
 from __future__ import annotations
 
 import asyncio
+import builtins
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from penstock.clients.arguments import check_topic, index_field, offset_field
@@ -24,6 +26,7 @@ from penstock.protocols.flymq.operations.blocks import (
 )
 from penstock.protocols.flymq.operations.spark import (
     BeginRun,
+    LeftOut,
     PipelineDescription,
     PipelineList,
     PipelineReport,
@@ -34,6 +37,8 @@ from penstock.protocols.flymq.operations.spark import (
     StageCommit,
     Winner,
     WriteEpoch,
+    left_out_of,
+    with_left_out,
 )
 from penstock.protocols.flymq.operations.topics import SnapshotCreate, SnapshotDescription, SnapshotRelease
 from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX
@@ -186,11 +191,17 @@ class AsyncPipelines:
 
     async def report(self, report: PipelineReport) -> bool:
         """Report the progress of a run; return whether it should stop."""
-        return await self._ask(report)
+        return await self._ask(replace(report, left_out=left_out_of(report.stages)))
 
     async def list(self) -> list[PipelineDescription]:
         """Return the last report of every pipeline, by name."""
-        return [*await self._ask(PipelineList())]
+        listing = await self._ask(PipelineList())
+        left_out: dict[str, builtins.list[LeftOut]] = {}
+        for pipeline, stage in listing.left_out:
+            left_out.setdefault(pipeline, []).append(stage)
+        return [
+            replace(each, stages=with_left_out(each.stages, left_out.get(each.name, ()))) for each in listing.pipelines
+        ]
 
     async def stop(self, pipeline: str) -> bool:
         """Ask the current run of a pipeline to stop; return whether there is one. Raises EntryNotFound."""

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
 
-from penstock.protocols.flymq.operations.layout import I32, I64, TAIL, U8, U32, U64, AtMost, Bool, Bytes, Label, Str
-from penstock.protocols.flymq.operations.limits import STAGED_ATTEMPTS_MAX, STAGED_BLOCKS_MAX, STAGES_MAX
+from penstock.protocols.flymq.operations.layout import (
+    I32,
+    I64,
+    NOT_SENT,
+    TAIL,
+    U8,
+    U32,
+    U64,
+    AtMost,
+    Bool,
+    Bytes,
+    Label,
+    Str,
+)
+from penstock.protocols.flymq.operations.limits import (
+    REPLY_ITEMS_MAX,
+    STAGED_ATTEMPTS_MAX,
+    STAGED_BLOCKS_MAX,
+    STAGES_MAX,
+)
 from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 # --- staged records ---
@@ -114,6 +132,43 @@ class StageReport:
     """Records that wait; -1 if that is not known yet."""
     batches: U64 = 0
     batch_ms: U64 = 0
+    # These go in a list of their own, for peers that do not know them.
+    dropped: Annotated[int, NOT_SENT] = 0
+    """Rows that did not meet an expectation."""
+    late: Annotated[int, NOT_SENT] = 0
+    """Rows that came after their window was done."""
+    future: Annotated[int, NOT_SENT] = 0
+    """Rows that are dated too far ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rows of a stage that are in no table."""
+
+    stage: Str
+    dropped: U64
+    late: U64
+    future: U64
+
+
+def left_out_of(stages: Iterable[StageReport]) -> list[LeftOut]:
+    """Of the stages that leave rows out."""
+    return [
+        LeftOut(each.name, each.dropped, each.late, each.future)
+        for each in stages
+        if each.dropped or each.late or each.future
+    ]
+
+
+def with_left_out(stages: Iterable[StageReport], left_out: Iterable[LeftOut]) -> list[StageReport]:
+    """Stages with what they leave out, as the list of it says."""
+    known = {each.stage: each for each in left_out}
+    return [
+        replace(stage, dropped=found.dropped, late=found.late, future=found.future)
+        if (found := known.get(stage.name)) is not None
+        else stage
+        for stage in stages
+    ]
 
 
 class PipelineReport(Operation[Bool], opcode=0xD8):
@@ -125,6 +180,8 @@ class PipelineReport(Operation[Bool], opcode=0xD8):
     state: Str
     message: Str
     stages: Annotated[Sequence[StageReport], AtMost(STAGES_MAX)]
+    left_out: Annotated[list[LeftOut], AtMost(STAGES_MAX), TAIL] = field(default_factory=list)
+    """Of the stages that leave rows out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +202,14 @@ class PipelineDescription:
     stages: Annotated[list[StageReport], AtMost(STAGES_MAX)]
 
 
-class PipelineList(Operation[ReplyList[PipelineDescription]], opcode=0xD9):
+@dataclass(frozen=True, slots=True)
+class PipelineListing:
+    pipelines: ReplyList[PipelineDescription]
+    left_out: Annotated[list[tuple[Str, LeftOut]], AtMost(REPLY_ITEMS_MAX), TAIL] = field(default_factory=list)
+    """By pipeline, of the stages that leave rows out."""
+
+
+class PipelineList(Operation[PipelineListing], opcode=0xD9):
     """The last report of every pipeline, by name."""
 
 

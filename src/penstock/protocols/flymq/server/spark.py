@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import islice
 
 import msgspec
 
@@ -15,6 +15,7 @@ from penstock.broker.transactions.entries import Winner as WinningAttempt
 from penstock.broker.transactions.staging import Committed
 from penstock.errors import PenstockError, TopicNotFound
 from penstock.protocols.flymq.operations import spark as op
+from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
 
 # --- staged records ---
@@ -89,14 +90,16 @@ async def _write_epoch(caller: Caller, request: op.WriteEpoch) -> op.WrittenEpoc
 
 @handles(op.PipelineReport)
 async def report(caller: Caller, request: op.PipelineReport) -> bool:
-    stages = [PipelineStage(**asdict(each)) for each in request.stages]
+    stages = [PipelineStage(**asdict(each)) for each in op.with_left_out(request.stages, request.left_out)]
     reported = Report(request.run, request.started_ms, request.state, request.message, stages)
     return await caller.broker.pipelines.report(caller.principal, request.pipeline, reported)
 
 
 @handles(op.PipelineList)
-def list_pipelines(caller: Caller, request: op.PipelineList) -> Iterable[op.PipelineDescription]:
-    return map(_described, caller.broker.pipelines.reported(caller.principal))
+def list_pipelines(caller: Caller, request: op.PipelineList) -> op.PipelineListing:
+    infos = caller.broker.pipelines.reported(caller.principal)
+    left_out = ((info.name, each) for info in infos for each in op.left_out_of(_stages(info)))
+    return op.PipelineListing(map(_described, infos), [*islice(left_out, REPLY_ITEMS_MAX)])
 
 
 @handles(op.PipelineStop)
@@ -115,5 +118,9 @@ def _described(info: PipelineInfo) -> op.PipelineDescription:
         info.message,
         info.stopping,
         info.alive,
-        [op.StageReport(**msgspec.structs.asdict(each)) for each in info.stages],
+        _stages(info),
     )
+
+
+def _stages(info: PipelineInfo) -> list[op.StageReport]:
+    return [op.StageReport(**msgspec.structs.asdict(each)) for each in info.stages]
