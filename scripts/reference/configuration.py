@@ -102,7 +102,7 @@ def _leaf_words(name: str, leaf: Any) -> list[str]:
     if leaf is type(None):
         return [code("forever")] if _may_be_forever(name) else []
     if leaf in (int, float):
-        is_duration = name.removesuffix("_max").endswith(("_ms", "_s"))
+        is_duration = name.removesuffix("_max").removesuffix("_min").endswith(("_ms", "_s"))
         return ["size" if _is_size(name) else "duration" if is_duration else "integer" if leaf is int else "number"]
     if leaf in (str, SecretStr):
         return ["address" if name == "bind" else "string"]

@@ -139,7 +139,9 @@ def leaves(annotation: Any) -> Iterator[Any]:
 
 def value_words(name: str, value: Any) -> str:
     """Return a value as one writes it into the file."""
-    return format_setting(name, float(value) if name.removesuffix("_max").endswith("_s") else value)
+    return format_setting(
+        name, float(value) if name.removesuffix("_max").removesuffix("_min").endswith("_s") else value
+    )
 
 
 def toml(name: str, value: Any) -> str:
