@@ -13,8 +13,8 @@ from pydantic_core import PydanticUndefined
 
 from penstock.cli.config_template import OPTIONAL, REPEATED, leaves, section_of, sections, toml, value_words
 from penstock.config import Config
-from penstock.config.listeners import FujinAlias
 from penstock.docstrings import field_docs
+from penstock.protocols.fujin.server.settings import FujinAlias
 from scripts.reference.markdown import DOCS, GENERATED, code, document, prose, table, wrapped
 
 PAGE = DOCS / "reference" / "configuration.md"

@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from penstock.config import Config, Pipeline, Tls, Topic
-from penstock.config.listeners import FujinAlias
 from penstock.config.model import Cluster, ClusterTls
 from penstock.docstrings import field_docs
 from penstock.log.kafka.settings import KafkaSasl, KafkaTls
+from penstock.protocols.fujin.server.settings import FujinAlias
 from penstock.units import format_setting
 
 COLUMNS = 98

@@ -115,7 +115,7 @@ class Poll:
             await shared.broker.ensure_topic(principal, topic)
         _check_readable(shared, self._identity, topic)
         found = shared.broker.subscriptions.find_named(topic, self._request.group)
-        if found is not None and found.policy.ack_ms:
+        if found is not None and found.ack_ms:
             return found  # readers of another protocol may have been given another time
         return await shared.broker.subscriptions.subscribe(
             principal, topic, ALWAYS_AT_LEAST_ONCE, name=self._request.group, start="earliest", ack_ms=ACK_MS
