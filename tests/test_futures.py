@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import NotWritten
-from penstock.futures import shield
+from penstock.futures import set_outcome, shield
 
 
 async def reports_of_the_loop() -> list[dict[str, Any]]:
@@ -14,6 +14,18 @@ async def reports_of_the_loop() -> list[dict[str, Any]]:
     reports: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
     return reports
+
+
+async def test_a_callback_gives_a_future_its_outcome_once() -> None:
+    loop = asyncio.get_running_loop()
+    good, bad, stopped = (loop.create_future() for _ in range(3))
+    stopped.cancel()
+    for future, outcome in ((good, 1), (bad, NotWritten("the disk is gone")), (stopped, 1), (good, 2)):
+        set_outcome(future, outcome)
+    assert await good == 1
+    with pytest.raises(NotWritten):
+        await bad
+    assert stopped.cancelled()
 
 
 async def test_a_result_and_an_error_are_passed_on() -> None:

@@ -13,8 +13,8 @@ from pydantic_core import PydanticUndefined
 
 from penstock.cli.config_template import OPTIONAL, REPEATED, leaves, section_of, sections, toml, value_words
 from penstock.config import Config
-from penstock.config.listeners import FujinAlias
 from penstock.docstrings import field_docs
+from penstock.protocols.fujin.server.settings import FujinAlias
 from scripts.reference.markdown import DOCS, GENERATED, code, document, prose, table, wrapped
 
 PAGE = DOCS / "reference" / "configuration.md"
@@ -102,7 +102,7 @@ def _leaf_words(name: str, leaf: Any) -> list[str]:
     if leaf is type(None):
         return [code("forever")] if _may_be_forever(name) else []
     if leaf in (int, float):
-        is_duration = name.removesuffix("_max").endswith(("_ms", "_s"))
+        is_duration = name.removesuffix("_max").removesuffix("_min").endswith(("_ms", "_s"))
         return ["size" if _is_size(name) else "duration" if is_duration else "integer" if leaf is int else "number"]
     if leaf in (str, SecretStr):
         return ["address" if name == "bind" else "string"]

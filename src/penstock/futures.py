@@ -1,4 +1,4 @@
-"""Waiting for a future that others wait for too."""
+"""Futures whose outcome comes by a callback, and those that several wait for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import asyncio
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def set_outcome(future: asyncio.Future[T], outcome: T | Exception) -> None:
+    """Give a future its outcome; an exception fails it. One that is done or was cancelled stays as it is.
+
+    `partial(set_outcome, future)` is a callback that takes the outcome.
+    """
+    if future.done():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 def shield(inner: asyncio.Future[T]) -> asyncio.Future[T]:

@@ -24,12 +24,11 @@ import structlog
 
 from penstock.admin.api.table import Setting
 from penstock.admin.http import AdminServer, AdminSettings
-from penstock.admin.launcher import DeclaredPipeline, Launcher
+from penstock.admin.launcher import Launcher
 from penstock.background import Background
 from penstock.broker.access.checks import SYSTEM
 from penstock.broker.access.policy import AccessSettings
 from penstock.broker.broker import Broker
-from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.broker.topics.declared import Declared, plan
 from penstock.clock import Clock, SystemClock
 from penstock.config import Admin, Config, FlyMQListener
@@ -120,15 +119,12 @@ class Server:
             limits=config.limits,
             access_settings=_access_settings(config, self.node),
             topic_defaults=config.topic_defaults,
-            deliveries=DeliveryPolicy(**dict(config.subscriptions)),
+            deliveries=config.subscriptions,
             background=background,
             tracing=None if self._telemetry is None else self._telemetry.tracing,
         )
         self.launcher = Launcher(
-            {
-                each.name: DeclaredPipeline(each.file.absolute(), each.password_file, each.autostart)
-                for each in config.pipelines
-            },
+            config.pipelines,
             config.data_dir / PIPELINES_DIRECTORY,
             processes_max=config.limits.pipeline_processes_max,
             pipelines=self.broker.pipelines,
@@ -455,8 +451,7 @@ def _peer_contexts(cluster: Cluster | None) -> _PeerContexts:
 
 def _access_settings(config: Config, node: str) -> AccessSettings:
     return AccessSettings(
-        default_public=config.access.default_public,
-        allow_anonymous=config.access.allow_anonymous,
+        **dict(config.access),
         development=DEVELOPMENT_USERS if config.dev else {},
         node=node,
     )

@@ -6,8 +6,8 @@ A new protocol is a folder under `protocols/` and a line in `PROTOCOLS` or `QUIC
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -29,9 +29,7 @@ from penstock.protocols.felix.session import Felix
 from penstock.protocols.flymq.server.dispatch import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.fujin import wire as fujin_wire
-from penstock.protocols.fujin.codec.commands import WriteForm
 from penstock.protocols.fujin.following import NodeFujin
-from penstock.protocols.fujin.server.settings import Alias, FujinSettings
 from penstock.protocols.fujin.session import Fujin
 from penstock.protocols.rustlog.session import RustLog
 from penstock.stats import SessionStats
@@ -200,15 +198,9 @@ def _fujin(given: Surroundings) -> Fujin | NodeFujin:
     settings = given.settings
     assert isinstance(settings, FujinListener)
     required = _is_required(given, settings.auth)
-    aliases = {
-        name: Alias(alias.topic, alias.group or settings.group, alias.start or settings.start)
-        for name, alias in settings.aliases.items()
-    }
-    write_form = None if settings.write_form == "auto" else WriteForm(settings.write_form)
-    same: dict[str, Any] = {each.name: getattr(settings, each.name) for each in fields(FujinSettings)}
     shared = Fujin(
         given.broker,
-        settings=FujinSettings(**same | {"aliases": aliases, "write_form": write_form}),
+        settings=settings,
         principal=UNAUTHENTICATED if required else ANONYMOUS,
         login_required=required and not given.config.access.allow_anonymous,
     )

@@ -134,7 +134,7 @@ def format_setting(key: str, value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int) and "_bytes" in key:
         return format_size(value)
-    name = key.removesuffix("_max")
+    name = key.removesuffix("_max").removesuffix("_min")
     if isinstance(value, int) and name.endswith("_ms"):
         return format_duration_ms(value)
     if isinstance(value, float) and name.endswith("_s"):

@@ -109,7 +109,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 def no_launcher(broker: Broker) -> Launcher:
     return Launcher(
-        {},
+        [],
         Path(),
         processes_max=1,
         pipelines=broker.pipelines,

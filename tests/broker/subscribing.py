@@ -10,7 +10,8 @@ from pathlib import Path
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.cursor import NotInMemory
-from penstock.broker.deliveries.subscription import QOS0_HEADERS, Delivery, DeliveryPolicy, Subscription
+from penstock.broker.deliveries.policy import DeliveryPolicy
+from penstock.broker.deliveries.subscription import QOS0_HEADERS, Delivery, Subscription
 from penstock.broker.limits import BrokerLimits
 from penstock.log.embedded import EngineOptions
 from penstock.testing.clock import ManualClock

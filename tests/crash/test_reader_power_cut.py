@@ -10,7 +10,8 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
-from penstock.broker.deliveries.subscription import DeliveryPolicy, Subscription
+from penstock.broker.deliveries.policy import DeliveryPolicy
+from penstock.broker.deliveries.subscription import Subscription
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import NotWritten, OutcomeUnknown, ShuttingDown
 from penstock.log.api import Durability, TopicConfig

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tomllib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from typing import IO, Final, Literal, NamedTuple
 import msgspec
 import structlog
 
+from penstock.admin.declarations import DeclaredPipeline
 from penstock.background import Background, Loop, run_to_completion
 from penstock.broker.access.checks import SYSTEM
 from penstock.broker.pipelines import ACTIVE_STATES, MESSAGE_BYTES_MAX, RUN_VARIABLE, PipelineInfo, Pipelines
@@ -58,16 +59,6 @@ ERROR_LABEL: Final = "error: "
 """What the last words of a command that fails begin with."""
 
 log = structlog.get_logger("penstock.pipelines")
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredPipeline:
-    """A pipeline that may be started here."""
-
-    file: Path
-    password_file: Path | None = None
-    """Has the password of the user that the pipeline file names."""
-    autostart: bool = False
 
 
 @dataclass(slots=True)
@@ -109,7 +100,7 @@ class View(NamedTuple):
 class Launcher:
     def __init__(
         self,
-        declared: Mapping[str, DeclaredPipeline],
+        declared: Iterable[DeclaredPipeline],
         directory: Path,
         *,
         processes_max: int,
@@ -118,7 +109,7 @@ class Launcher:
         clock: Clock,
     ) -> None:
         """`directory` is for the logs. `pipelines` knows what they say of themselves."""
-        self.declared = declared
+        self.declared = {each.name: each for each in declared}
         self.background = background
         self._directory = directory
         self._processes_max = processes_max
@@ -264,7 +255,7 @@ class Launcher:
         if declaration.password_file is not None:
             environment[PASSWORD_VARIABLE] = _read(declaration.password_file).decode(errors="replace").rstrip("\r\n")
         # -P: modules are never taken from the directory of the file.
-        command = [sys.executable, "-P", "-m", "penstock", "pipeline", "run", str(declaration.file)]
+        command = [sys.executable, "-P", "-m", "penstock", "pipeline", "run", str(declaration.file.absolute())]
         try:
             with self._new_log(name) as output:
                 child = subprocess.Popen(  # noqa: S603  nothing of the command comes from a request

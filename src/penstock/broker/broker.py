@@ -38,7 +38,7 @@ from penstock.broker.access.policy import AccessSettings
 from penstock.broker.cache.cache import Cache
 from penstock.broker.cluster import Cluster
 from penstock.broker.deliveries.deadletters import DeadLetters
-from penstock.broker.deliveries.subscription import DeliveryPolicy
+from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.broker.deliveries.subscriptions import Subscriptions
 from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.groups import GroupInfo, Groups

@@ -42,6 +42,7 @@ from penstock.errors import (
     ShuttingDown,
     TopicExists,
 )
+from penstock.futures import set_outcome
 from penstock.log.api import Appended, Batch, BatchFor, Engine, Partition, TopicConfig
 from penstock.log.block import Block
 from penstock.names import is_internal
@@ -82,9 +83,13 @@ async def read_state(engine: Engine, topic: str) -> AsyncIterator[Block]:
     partition = engine.partition(topic, 0)
     await partition.follow()
     offset = partition.start_offset
-    while offset < partition.committed_end:
+    while True:
         try:
-            blocks = await partition.read(offset)
+            async for blocks in partition.read_to_end(offset):
+                for block in blocks:
+                    yield block
+                offset = blocks[-1].next_offset
+            return
         except CorruptBlock as error:
             if not engine.accept_gaps:
                 raise CorruptBlock(
@@ -100,12 +105,6 @@ async def read_state(engine: Engine, topic: str) -> AsyncIterator[Block]:
                 error=str(error),
             )
             offset = max(following, offset + 1)
-            continue
-        if not blocks:
-            break
-        for block in blocks:
-            yield block
-        offset = blocks[-1].next_offset
 
 
 class Table(Generic[_Key, _Value]):
@@ -190,20 +189,11 @@ class Table(Generic[_Key, _Value]):
         """Several changes in one append. If they are `relaxed`, nobody waits for them, and others go first."""
         prepared = self.prepare(changes)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def shown(error: PenstockError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
         batch = prepared.part.batch
         assert isinstance(batch, Batch)
-        settle = partial(self.settle, prepared)
-        prepared.part.partition.append(batch, lambda result: once_known(result, settle), relaxed=relaxed)
-        self.begin(prepared, shown)
+        known = partial(self.settle, prepared)
+        prepared.part.partition.append(batch, lambda result: once_known(result, known), relaxed=relaxed)
+        self.begin(prepared, partial(set_outcome, future))
         return future
 
     def prepare(self, changes: Sequence[tuple[_Key, _Value | None]]) -> PreparedChange[_Key, _Value]:
@@ -295,17 +285,8 @@ class Table(Generic[_Key, _Value]):
             return
         await partition.follow()
         shown: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def show(error: PenstockError | None) -> None:
-            if shown.cancelled():
-                return
-            if error is None:
-                shown.set_result(None)
-            else:
-                shown.set_exception(error)
-
         nothing: PreparedChange[_Key, _Value] = PreparedChange(self, (), BatchFor(partition, Batch([])))
-        self.begin(nothing, show)
+        self.begin(nothing, partial(set_outcome, shown))
         self.settle(nothing, None)
         self._moved()
         await shown
@@ -428,16 +409,7 @@ async def appended_together(
 ) -> None:
     """Do the same, and return when it is done. Raises its error. To cancel the wait does not undo the append."""
     landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def done(error: PenstockError | None) -> None:
-        if landed.cancelled():
-            return
-        if error is not None:
-            landed.set_exception(error)
-        else:
-            landed.set_result(None)
-
-    append_together(engine, batches, changes, done)
+    append_together(engine, batches, changes, partial(set_outcome, landed))
     await landed
 
 

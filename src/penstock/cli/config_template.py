@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from penstock.config import Config, Pipeline, Tls, Topic
-from penstock.config.listeners import FujinAlias
 from penstock.config.model import Cluster, ClusterTls
 from penstock.docstrings import field_docs
 from penstock.log.kafka.settings import KafkaSasl, KafkaTls
+from penstock.protocols.fujin.server.settings import FujinAlias
 from penstock.units import format_setting
 
 COLUMNS = 98
@@ -139,7 +139,9 @@ def leaves(annotation: Any) -> Iterator[Any]:
 
 def value_words(name: str, value: Any) -> str:
     """Return a value as one writes it into the file."""
-    return format_setting(name, float(value) if name.removesuffix("_max").endswith("_s") else value)
+    return format_setting(
+        name, float(value) if name.removesuffix("_max").removesuffix("_min").endswith("_s") else value
+    )
 
 
 def toml(name: str, value: Any) -> str:

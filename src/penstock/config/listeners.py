@@ -13,14 +13,12 @@ from penstock.config.values import (
     ApiKey,
     Bind,
     DatagramBytes,
-    ExpandedPath,
     FelixName,
-    GroupName,
     OptionalDurationMs,
-    TopicName,
 )
 from penstock.net.limits import ConnectionLimits, QuicConnectionLimits, TcpConnectionLimits
-from penstock.settings import DurationMs, Seconds, Section, Size
+from penstock.protocols.fujin.server.settings import FujinSettings
+from penstock.settings import ExpandedPath, Seconds, Section
 from penstock.units import is_loopback, parse_address
 
 
@@ -137,56 +135,13 @@ class RustLogListener(TcpListener):
         return self
 
 
-class FujinAlias(Section):
-    """`[listeners.fujin.aliases.<name>]`: the topic and group for a name that Fujin clients use."""
-
-    topic: TopicName
-    """The topic to read and write."""
-    group: GroupName | None = None
-    """The group whose readers share the records. Default: the listener's."""
-    start: Literal["earliest", "latest"] | None = None
-    """Where a group without a position starts. Default: as for the listener."""
-
-
-class FujinListener(QuicListener):
+class FujinListener(FujinSettings, QuicListener):
     """`[listeners.fujin]`: Fujin over QUIC. The protocol has no login: a client certificate is the only identity."""
 
     bind: Bind = "127.0.0.1:4848"
     auth: Literal["auto", "none", "required"] = "auto"
     """`required`: clients without a certificate that `tls.client_ca` accepts are anonymous and may use public topics at most. `none`:
     every client may do everything. `auto`: `required` if `listeners.flymq.auth` is."""
-    aliases: dict[str, FujinAlias] = {}
-    """Names that stand for topics, each a section `[listeners.fujin.aliases.<name>]`. Any other name is the topic itself."""
-    group: GroupName = "fujin"
-    """The group of readers unless an alias names another. Readers of a group share the records."""
-    start: Literal["earliest", "latest"] = "earliest"
-    """Where a group without a position starts."""
-    auto_create: bool = True
-    """Create a topic that does not exist when it is written or read, instead of refusing the request."""
-    dialect: Literal["auto", "spec", "native"] = "auto"
-    """`spec`: readers get everything that the contract allows. `native`: only what deployed clients can decode. `auto`: `native` until a
-    connection sends something that only the contract defines."""
-    write_form: Literal["auto", "table", "code"] = "auto"
-    """Whether a WRITE has the headers field: `table`, as in the contract's table; `code`, without it, as deployed clients send; `auto`
-    detects it."""
-    body_bytes_max: Size = Field(1 << 20, ge=1)
-    """The largest message, in either direction. A larger WRITE is refused; a larger record becomes a dead letter. Deployed clients are
-    pushed at most 64 KiB, see `dialect`."""
-    ping_interval_s: Seconds = Field(2.0, ge=0.05)
-    """Interval of PINGs to a client."""
-    ping_timeout_s: Seconds = Field(5.0, ge=0.05)
-    """A client that does not answer a PING within this time is disconnected."""
-    fetch_wait_s: Seconds = Field(5.0, ge=0, lt=10)
-    """How long a FETCH waits for a record. Deployed clients give up after 10 s, and a later reply crashes them."""
-    empty_fetch: Literal["auto", "batch", "error"] = "auto"
-    """The reply to a FETCH without records: `batch`, an empty batch as in the contract; `error`, which deployed clients can handle; `auto`,
-    as `dialect` requires."""
-    empty_values: Literal["skip", "deliver"] = "skip"
-    """Whether empty records are skipped or delivered. They crash deployed readers."""
-    unacknowledged_max: int = Field(256, ge=1, le=4096)
-    """Unacknowledged messages of one reader. Above it nothing more is pushed. Deployed clients stop reading at 1000."""
-    ack_ms_max: DurationMs = Field(30_000, ge=1)
-    """Acknowledgement timeout: an unacknowledged record is redelivered after this time."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> FujinListener:

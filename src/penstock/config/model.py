@@ -16,6 +16,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, PrivateAttr, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from penstock.admin.declarations import DeclaredPipeline
+from penstock.broker.access.defaults import AccessDefaults
+from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.broker.limits import BrokerLimits
 from penstock.config.listeners import (
     BlipMQListener,
@@ -30,20 +33,17 @@ from penstock.config.values import (
     Bind,
     Compression,
     DurabilityText,
-    ExpandedPath,
     HttpUrl,
     OptionalDurationMs,
     OptionalSize,
-    PipelineName,
     SegmentBytes,
     SegmentMs,
-    TopicName,
 )
 from penstock.log.api import PARTITIONS_MAX, Durability, TopicConfig
 from penstock.log.embedded.options import EngineOptions
 from penstock.log.kafka.settings import KafkaSettings
 from penstock.net.limits import AdminLimits, FlowLimits
-from penstock.settings import DurationMs, Seconds, Section
+from penstock.settings import ExpandedPath, Seconds, Section, TopicName
 from penstock.units import Address, format_size, is_loopback, parse_address
 
 PIPELINES_DECLARED_MAX = 100
@@ -101,13 +101,8 @@ class Admin(AdminLimits, _AdminEndpoint):
     """`[admin]`: the HTTP address of health checks, metrics and the admin API."""
 
 
-class Access(Section):
+class Access(AccessDefaults):
     """`[access]`: authorization on listeners with `auth = "required"`."""
-
-    allow_anonymous: bool = False
-    """Anonymous clients may read and write public topics, and ACLs may make topics public."""
-    default_public: bool = False
-    """A topic without an ACL is public."""
 
 
 class ClusterTls(Section):
@@ -173,18 +168,21 @@ class Cluster(Section):
         return self
 
 
+_TOPIC = TopicConfig()
+
+
 class _TopicDefaults(Section):
     """What a topic has unless it has settings of its own."""
 
-    retention_ms: OptionalDurationMs = None
+    retention_ms: OptionalDurationMs = _TOPIC.retention_ms
     """Retention by time: records older than this are deleted."""
-    retention_bytes: OptionalSize = None
+    retention_bytes: OptionalSize = _TOPIC.retention_bytes
     """Retention by size: a partition larger than this loses its oldest segments."""
-    compression: Compression = "none"
+    compression: Compression = _TOPIC.compression
     """Compression of blocks."""
-    segment_bytes: SegmentBytes = 128 << 20
+    segment_bytes: SegmentBytes = _TOPIC.segment_bytes
     """A segment of this size is sealed, and a new one is started."""
-    segment_ms: SegmentMs = 7 * 24 * 3600 * 1000
+    segment_ms: SegmentMs = _TOPIC.segment_ms
     """A segment of this age is sealed too, so that retention by time can delete it."""
 
 
@@ -210,7 +208,7 @@ class Topic(Section):
 
     name: TopicName
     """The name of the topic."""
-    partitions: int = Field(1, ge=1, le=PARTITIONS_MAX)
+    partitions: int = Field(_TOPIC.partitions, ge=1, le=PARTITIONS_MAX)
     """The number of partitions; at most `limits.partitions_per_topic_max`."""
     durability: DurabilityText | None = None
     """When an append is acknowledged: `fsync`, `interval:<ms>` or `none`."""
@@ -218,7 +216,7 @@ class Topic(Section):
     """Retention by time."""
     retention_bytes: OptionalSize = None
     """Retention by size, for each partition."""
-    cleanup: Literal["delete", "compact"] = "delete"
+    cleanup: Literal["delete", "compact"] = _TOPIC.cleanup
     """`compact` keeps the latest record of each key; `delete` keeps all records until retention deletes them."""
     compression: Compression | None = None
     """Compression of blocks."""
@@ -247,18 +245,9 @@ class Topic(Section):
         )
 
 
-class Pipeline(Section):
+class Pipeline(DeclaredPipeline):
     """`[[pipelines]]`: a Spark pipeline that administrators may start from the console and the admin API. It runs on the machine of the
     broker, as the user of the broker: what is not declared here cannot be started."""
-
-    name: PipelineName
-    """The name of the pipeline, as in its file."""
-    file: ExpandedPath
-    """The file that describes it, as `penstock pipeline run` takes it."""
-    password_file: ExpandedPath | None = None
-    """A file with the password of the user that the pipeline file names under `[connection]`."""
-    autostart: bool = False
-    """Start it with the broker."""
 
 
 class Limits(FlowLimits, BrokerLimits):
@@ -269,17 +258,8 @@ class Limits(FlowLimits, BrokerLimits):
     """Pipelines of `[[pipelines]]` that run at the same time. Each is a Spark driver on the machine of the broker."""
 
 
-class Subscriptions(Section):
+class Subscriptions(DeliveryPolicy):
     """`[subscriptions]`: delivery to subscriptions (BlipMQ) and groups with acknowledgements (Fujin, Felix)."""
-
-    deliveries_max: int = Field(3, ge=1, le=1_000_000)
-    """Deliveries of a record without an acknowledgement; then it becomes a dead letter."""
-    backoff_ms: DurationMs = Field(100, ge=1)
-    """Acknowledgement timeout of the first delivery; it doubles with each redelivery."""
-    in_flight_max: int = Field(4096, ge=1, le=50_000)
-    """Unacknowledged deliveries of one subscription, and its records that wait to become dead letters. Above it delivery pauses."""
-    idle_ms_max: DurationMs = Field(7 * 24 * 3600 * 1000, ge=1000)
-    """A subscription without a reader for this long is deleted."""
 
 
 class Logging(Section):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -11,15 +9,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from penstock.errors import InvalidRequest
 from penstock.log.api import Durability
-from penstock.names import INTERNAL_PREFIX, NAME_BYTES_MAX, is_internal, validate_group_name, validate_topic_name
 from penstock.settings import DurationMs, Size, number_or_text
 from penstock.units import parse_address, parse_size
 
 FOREVER = "forever"
 DATAGRAM_BYTES_MIN = 1_200
 DATAGRAM_BYTES_MAX = 65_000
-_PIPELINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Also the name of a file: that of its log."""
 
 
 def _durability(text: object) -> str:
@@ -31,32 +26,6 @@ def _durability(text: object) -> str:
 
 def _address(text: str) -> str:
     return str(parse_address(text))
-
-
-def _topic_name(name: str) -> str:
-    try:
-        validate_topic_name(name)
-    except InvalidRequest as error:
-        raise ValueError(str(error)) from None
-    if is_internal(name):
-        raise ValueError(f"topic {name} is internal: names beginning with {INTERNAL_PREFIX} belong to the broker")
-    return name
-
-
-def _group_name(name: str) -> str:
-    try:
-        validate_group_name(name, NAME_BYTES_MAX)
-    except InvalidRequest as error:
-        raise ValueError(str(error)) from None
-    return name
-
-
-def _pipeline_name(name: str) -> str:
-    if not _PIPELINE_NAME.fullmatch(name):
-        raise ValueError(
-            f"{name!r} is not the name of a pipeline: use letters, digits, '.', '_' and '-', at most 100, as in the pipeline file"
-        )
-    return name
 
 
 def _http_url(text: str) -> str:
@@ -100,11 +69,7 @@ DurabilityText = Annotated[str, BeforeValidator(_durability)]
 Bind = Annotated[str, AfterValidator(_address)]
 SegmentBytes = Annotated[Size, Field(ge=1 << 16, le=1 << 31)]
 SegmentMs = Annotated[DurationMs, Field(ge=1000)]
-ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
 Compression = Literal["none", "zstd"]
-TopicName = Annotated[str, Field(min_length=1), AfterValidator(_topic_name)]
-GroupName = Annotated[str, Field(min_length=1), AfterValidator(_group_name)]
 ApiKey = Annotated[SecretStr, Field(min_length=1, max_length=1024)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
-PipelineName = Annotated[str, AfterValidator(_pipeline_name)]
 FelixName = Annotated[str, Field(min_length=1, max_length=200, pattern="^[^/]+$")]

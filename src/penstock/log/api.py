@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -357,6 +357,15 @@ class Partition(ABC):
         Raises OffsetOutOfRange below `start_offset` or above `committed_end`, CorruptBlock where the first block is damaged, with the
         `next_offset` to continue at.
         """
+
+    async def read_to_end(self, offset: int, max_bytes: int = READ_BYTES_DEFAULT) -> AsyncIterator[list[Block]]:
+        """Yield the blocks from one offset to the end of the log, as `read` returns them. Raises what that does."""
+        while offset < self.committed_end:
+            blocks = await self.read(offset, max_bytes)
+            if not blocks:
+                return
+            yield blocks
+            offset = blocks[-1].next_offset
 
     async def extents(self, offset: int, end_offset: int, step_bytes: int, bytes_max: int) -> list[Extent]:
         """Where the blocks from the one that holds `offset` up to `end_offset` lie, in order; empty if there are none.

@@ -28,8 +28,9 @@ from penstock.broker.broker import Broker
 from penstock.broker.cache.cache import Cache
 from penstock.broker.cluster import Cluster
 from penstock.broker.deliveries.deadletters import DeadLetters
+from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.broker.deliveries.stored import StoredSubscription
-from penstock.broker.deliveries.subscription import DeliveryPolicy, Subscription
+from penstock.broker.deliveries.subscription import Subscription
 from penstock.broker.deliveries.subscriptions import Subscriptions
 from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.membership import Heartbeat, MemberOffset, Session

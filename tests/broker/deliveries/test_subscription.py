@@ -11,7 +11,7 @@ import pytest
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.cursor import NOT_IN_MEMORY
-from penstock.broker.deliveries.subscription import DeliveryPolicy
+from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
 from tests.broker.producing import produce

@@ -15,7 +15,8 @@ from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries import subscription_writer
 from penstock.broker.deliveries.cursor import Row
-from penstock.broker.deliveries.subscription import DeliveryPolicy, Subscription
+from penstock.broker.deliveries.policy import DeliveryPolicy
+from penstock.broker.deliveries.subscription import Subscription
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import LimitExceeded, PenstockError, ServerError, TopicNotFound
 from penstock.testing.clock import ManualClock

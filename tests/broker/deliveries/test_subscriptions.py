@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
-from penstock.broker.deliveries.subscription import DeliveryPolicy
+from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.broker.limits import BrokerLimits
-from penstock.errors import ConfigError, GroupNotFound, InvalidRequest, LimitExceeded, NoSpace
+from penstock.errors import GroupNotFound, InvalidRequest, LimitExceeded, NoSpace
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk
 from tests.broker.producing import produce
@@ -294,7 +295,7 @@ async def test_a_group_that_commits_and_one_that_shares_records_may_have_one_nam
     "policy", [{"deliveries_max": 0}, {"backoff_ms": 0}, {"in_flight_max": 0}, {"in_flight_max": 50_001}]
 )
 def test_a_policy_that_cannot_be_kept_is_refused(policy: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(policy))):
+    with pytest.raises(ValidationError, match=next(iter(policy))):
         DeliveryPolicy(**policy)
 
 

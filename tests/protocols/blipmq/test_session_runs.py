@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.broker import Broker
-from penstock.broker.deliveries.subscription import DeliveryPolicy, Subscription
+from penstock.broker.deliveries.policy import DeliveryPolicy
+from penstock.broker.deliveries.subscription import Subscription
 from penstock.errors import CorruptBlock
 from penstock.protocols.blipmq.codec import encode_ack, encode_poll, encode_publish, parse_nack, parse_publish
 from penstock.protocols.blipmq.session import BlipMQ

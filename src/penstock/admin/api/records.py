@@ -31,6 +31,7 @@ from penstock.errors import (
     TopicNotFound,
     ValidationFailed,
 )
+from penstock.futures import set_outcome
 from penstock.log.api import PARTITIONS_MAX, Partition, follow_all
 from penstock.record_headers import decode_headers, encode_headers
 
@@ -336,7 +337,7 @@ async def produce_records(call: Call, body: NewRecords) -> list[Produced]:
         headers if any(headers) else None,
         units=[len(values)],
         schema=body.schema or None,
-        done=lambda outcome: None if placed.done() else placed.set_result(outcome),
+        done=partial(set_outcome, placed),
     )
     return _produced(await placed, len(values))
 

@@ -210,15 +210,11 @@ class _Trail:
         offset = max(partition.start_offset, await partition.offset_at(query.start_ms) if query.start_ms > 0 else 0)
         newest: deque[AuditEvent] = deque(maxlen=query.limit + query.skip)
         total = 0
-        while offset < partition.committed_end:
-            blocks = await partition.read(offset)
-            if not blocks:
-                break
+        async for blocks in partition.read_to_end(offset):
             # Decoding a megabyte of events takes longer than anyone should wait for the loop.
             found = await worker.run(partial(_matching, blocks, offset, query, self.id_prefix))
             newest += found
             total += len(found)
-            offset = blocks[-1].next_offset
         return newest, total
 
 

@@ -22,8 +22,9 @@ then does with topics is checked for each of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from pydantic import Field
 
 from penstock.broker.access.checks import (
     AccessRules,
@@ -34,6 +35,7 @@ from penstock.broker.access.checks import (
     ResourceKind,
     grant_of,
 )
+from penstock.broker.access.defaults import AccessDefaults
 from penstock.broker.access.directory import Directory
 from penstock.broker.access.passwords import Argon2Cost
 from penstock.errors import AccessDenied, AuthenticationFailed, AuthenticationRequired, PenstockError
@@ -46,15 +48,10 @@ _BY_ACL: Final = frozenset({Operation.READ, Operation.WRITE, Operation.DESCRIBE}
 OnDenied = Callable[[Principal, Operation, Resource], None]
 
 
-@dataclass(frozen=True, slots=True)
-class AccessSettings:
-    default_public: bool = False
-    """A topic that no ACL covers is public."""
-    allow_anonymous: bool = False
-    """Public topics are open without a login, and ACLs may make topics public."""
-    development: Mapping[str, str] = field(default_factory=dict, repr=False)
+class AccessSettings(AccessDefaults):
+    development: Mapping[str, str] = Field({}, repr=False)
     """Names and passwords of administrators that are stored nowhere."""
-    password_cost: Argon2Cost = field(default_factory=Argon2Cost)
+    password_cost: Argon2Cost = Argon2Cost()
     node: str = ""
     """What the audit trail calls this broker."""
 

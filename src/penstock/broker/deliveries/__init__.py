@@ -1,5 +1,6 @@
 """Subscriptions: deliveries in flight, redelivery, acknowledgements and dead letters.
 
+policy.py                how often and how fast records are redelivered
 subscription.py          one subscription: what is in flight and what is redelivered
 subscriptions.py         all of them                        cursor.py                where one reads
 subscription_writer.py   how acknowledgements and dead letters are written

@@ -27,7 +27,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, NamedTuple
@@ -35,10 +34,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from penstock.broker.deliveries.cursor import CHUNK_ROWS, NOT_IN_MEMORY, Cursor, NotInMemory, Row, cells_of
+from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.broker.deliveries.stored import StoredCursor, StoredSubscription, runs
 from penstock.broker.deliveries.tags import Tags
 from penstock.broker.records.visibility import is_visible
-from penstock.errors import ConfigError
 from penstock.log.api import Partition
 from penstock.record_headers import decode_headers, encode_headers
 
@@ -51,39 +50,6 @@ QOS0_HEADERS: Final = encode_headers([(QOS_HEADER, b"0")])
 """The header cell of a record that was published with QoS 0. Records without the header, of any protocol, count as QoS 1."""
 
 log = structlog.get_logger("penstock.broker.deliveries.subscription")
-
-_BACKOFF_DOUBLINGS_MAX: Final = 20
-IN_FLIGHT_CEILING: Final = 50_000
-"""At 12 bytes each, where none is beside another, they fit the 1 MiB of a table's entry."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryPolicy:
-    """How often and how fast unacknowledged records come again, and how much one subscription may have in flight."""
-
-    deliveries_max: int = 3
-    """For one record; then it becomes a dead letter. As deployed BlipMQ brokers have it."""
-    backoff_ms: int = 100
-    """Until the second delivery; doubled for each one after it."""
-    in_flight_max: int = 4096
-    """Deliveries that wait for their acknowledgement, and records that wait to become dead letters, in one subscription. A poll beyond it
-    finds nothing. What is not settled is stored with every write, so it must fit an entry of the table."""
-    idle_ms_max: int = 7 * 24 * 3600 * 1000
-    """A subscription that nobody polls or acknowledges for so long is deleted: protocols without a way to unsubscribe leave them behind."""
-    ack_ms: int = 0
-    """How long a delivery waits for its acknowledgement; 0: as long as the backoff of its number. Refused ones always wait for that."""
-
-    def __post_init__(self) -> None:
-        for name in ("deliveries_max", "backoff_ms", "in_flight_max", "idle_ms_max"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"subscriptions.{name} is {getattr(self, name)}: it must be at least 1")
-        if self.in_flight_max > IN_FLIGHT_CEILING:
-            raise ConfigError(
-                f"subscriptions.in_flight_max is {self.in_flight_max}: it must be at most {IN_FLIGHT_CEILING}"
-            )
-
-    def delay_ms(self, deliveries: int) -> int:
-        return self.backoff_ms << min(deliveries - 1, _BACKOFF_DOUBLINGS_MAX)
 
 
 class Delivery(NamedTuple):
@@ -134,6 +100,7 @@ class Subscription:
         "_waiting",
         "_watched",
         "_watchers",
+        "ack_ms",
         "created_ms",
         "dead_letters",
         "deleted",
@@ -179,6 +146,8 @@ class Subscription:
         self.dead_letters = 0
         """Records that became dead letters, ever."""
         self.policy = policy
+        self.ack_ms = 0
+        """How long a delivery waits for its acknowledgement; 0: as long as the backoff of its number. Nacked ones always wait for that."""
         self._cursors = [
             Cursor(
                 handle,
@@ -520,7 +489,7 @@ class Subscription:
         return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers, entry.deliveries + 1)
 
     def _deliver(self, tag: int, deliveries: int, now_ms: int, first_ms: int) -> None:
-        due_ms = now_ms + (self.policy.ack_ms or self.policy.delay_ms(deliveries))
+        due_ms = now_ms + (self.ack_ms or self.policy.delay_ms(deliveries))
         self._in_flight[tag] = _InFlight(deliveries, due_ms, first_ms)
         if len(self._heap) > 2 * len(self._in_flight) + CHUNK_ROWS:
             self._heap = [(entry.due_ms, each) for each, entry in self._in_flight.items() if entry.due_ms is not None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import Final, Literal
@@ -22,13 +22,13 @@ from penstock.background import Loop, run_to_completion
 from penstock.broker.access.checks import Operation, Principal, on_topic_group
 from penstock.broker.deliveries.cursor import NOT_IN_MEMORY, NotInMemory
 from penstock.broker.deliveries.deadletters import DeadLetters
+from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.broker.deliveries.stored import StoredCursor, StoredSubscription
 from penstock.broker.deliveries.subscription import (
     ALWAYS_AT_LEAST_ONCE,
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     Delivery,
-    DeliveryPolicy,
     Subscription,
 )
 from penstock.broker.deliveries.subscription_writer import OnDurable, SubscriptionWriter
@@ -178,7 +178,7 @@ class Subscriptions(Part):
                 known = self._by_name.get((topic, name))
                 subscription = known or await self._create(principal, topic, qos, name, start)
         if ack_ms is not None:
-            subscription.policy = replace(self._policy, ack_ms=ack_ms)
+            subscription.ack_ms = ack_ms
         return subscription
 
     @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)

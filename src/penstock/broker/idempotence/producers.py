@@ -60,6 +60,7 @@ from penstock.errors import (
     ShuttingDown,
     UnknownProducer,
 )
+from penstock.futures import set_outcome
 from penstock.log.api import Appended, Batch, BatchFor, LateBatch, OnAllAppended, Partition
 from penstock.log.block import Block
 
@@ -231,12 +232,7 @@ class IdempotentProducers(Part):
                 self._shares.add(principal.name, producer_id)
                 self.stats.registered += 1
                 self._forget_old()
-            if registered.cancelled():
-                return
-            if isinstance(result, PenstockError):
-                registered.set_exception(result)
-            else:
-                registered.set_result(None)
+            set_outcome(registered, result if isinstance(result, PenstockError) else None)
 
         self._writes += 1
         key, value = ProducerKey(producer_id, PRODUCER_SLOT), StoredProducer(principal.name, now_ms)

@@ -30,6 +30,7 @@ from penstock.broker.schemas.registry import Registry, schema_id
 from penstock.broker.schemas.worker import CheckRecords, Refused, Verdict, Worker
 from penstock.broker.schemas.writers import Asked, sort_by_writer
 from penstock.errors import InvalidRequest, PenstockError, ServerError, ValidationFailed
+from penstock.futures import set_outcome
 from penstock.log.api import Batch
 
 OnScreened = Callable[[Faults | None, Batch], None]
@@ -164,16 +165,8 @@ class Validation:
     async def check(self, topic: str, schema: Reference | None, batch: Batch) -> Batch:
         """The same for who waits. Raises ValidationFailed, SchemaNotFound."""
         answer: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
-
-        def accept(stamped: Batch) -> None:
-            if not answer.done():
-                answer.set_result(stamped)
-
-        def refuse(error: PenstockError) -> None:
-            if not answer.done():
-                answer.set_exception(error)
-
-        self.admit(topic, schema, batch, accept, refuse)
+        answered = partial(set_outcome, answer)
+        self.admit(topic, schema, batch, answered, answered)
         return await answer
 
     async def faults(self, reference: Reference, value: bytes) -> list[str]:

@@ -461,19 +461,13 @@ class StagedApplication:
     async def _read_requests(self, partition: Partition) -> None:
         await follow_all([partition])
         first = min(ticket.entry.first_offset for ticket in self.tickets.values())
-        offset = max(first, partition.start_offset)
-        while offset < partition.committed_end:
-            try:
-                blocks = await partition.read(offset, READ_BYTES)
-            except CorruptBlock as error:
-                # What cannot be read is not there: a commit that names it is refused, and its writer writes it again.
-                _log.error("staged_records_unreadable", application=self.name, error=str(error))
-                break
-            if not blocks:
-                break
-            for block in blocks:
-                self._find_in(block)
-            offset = blocks[-1].next_offset
+        try:
+            async for blocks in partition.read_to_end(max(first, partition.start_offset), READ_BYTES):
+                for block in blocks:
+                    self._find_in(block)
+        except CorruptBlock as error:
+            # What cannot be read is not there: a commit that names it is refused, and its writer writes it again.
+            _log.error("staged_records_unreadable", application=self.name, error=str(error))
 
     def _find_in(self, block: Block) -> None:
         offsets, heads, values = block.offsets(), block.keys(), block.values()

@@ -145,10 +145,7 @@ class TopicStore:
         """The last row of each topic behind what was read before."""
         rows: dict[str, _Row | None] = {}
         self._read_to = max(self._read_to, partition.start_offset)
-        while self._read_to < partition.committed_end:
-            blocks = await partition.read(self._read_to)
-            if not blocks:
-                break
+        async for blocks in partition.read_to_end(self._read_to):
             for block in blocks:
                 first = block.index_of(self._read_to)
                 for key, value in zip(block.keys(first) or (), block.values(first), strict=False):

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from penstock.broker.access.checks import ANONYMOUS, Principal
 from penstock.broker.broker import Broker
 from penstock.errors import LimitExceeded
 from penstock.net.quic_session import QuicConnection, Stream
-from penstock.protocols.fujin.codec.commands import SharedForm
+from penstock.protocols.fujin.codec.commands import SharedForm, WriteForm
 from penstock.protocols.fujin.server.reader import Reader
 from penstock.protocols.fujin.server.settings import FujinSettings, FujinStats
 from penstock.protocols.fujin.server.talk import After, Talk, Timer
@@ -47,7 +46,11 @@ class Fujin:
         `after` calls something later, as `loop.call_later` does, which it is by default.
         """
         self.broker = broker
-        self.settings = settings or FujinSettings()
+        self.settings = settings = settings or FujinSettings()
+        body_bytes_max = min(settings.body_bytes_max, LOGIN_BODY_BYTES_MAX)
+        self.login_settings = settings.model_copy(update={"body_bytes_max": body_bytes_max})
+        """The settings for clients that nothing identifies."""
+        self.write_form = None if settings.write_form == "auto" else WriteForm(settings.write_form)
         self.principal = principal
         self.login_required = login_required
         self.stats = FujinStats()
@@ -71,7 +74,7 @@ class FujinConnection:
     def __init__(self, shared: Fujin, connection: QuicConnection) -> None:
         self._shared = shared
         self._connection = connection
-        self._form = SharedForm(shared.settings.write_form)
+        self._form = SharedForm(shared.write_form)
         self._streams: set[Talk] = set()
         self._stopping = False
         self._pings_open = 0
@@ -81,9 +84,8 @@ class FujinConnection:
         shared = self._shared
         principal = shared.principal.seen_at(stream.peer, stream.principal_hint)  # where a client that moves is by now
         stream.set_authenticated(bool(principal.name))
-        settings = shared.settings
-        if shared.login_required and not principal.name:
-            settings = replace(settings, body_bytes_max=min(settings.body_bytes_max, LOGIN_BODY_BYTES_MAX))
+        is_anonymous = shared.login_required and not principal.name
+        settings = shared.login_settings if is_anonymous else shared.settings
         opened = shared.talk(
             stream,
             shared.broker,

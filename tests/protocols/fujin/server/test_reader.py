@@ -8,7 +8,7 @@ from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.subscription import QOS0_HEADERS
 from penstock.log.api import TopicConfig
-from penstock.protocols.fujin.server.settings import Alias
+from penstock.protocols.fujin.server.settings import FujinAlias
 from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect
 from tests.protocols.fujin.memory import Client, Side, Timers, settle, until
@@ -127,7 +127,10 @@ async def test_a_group_begins_at_the_earliest_record_and_continues_where_it_was(
 @pytest.mark.dense
 async def test_aliases_name_topic_group_and_start(connect: Connect, broker: Broker) -> None:
     await make(broker, "orders", [b"old"])
-    aliases = {"sub": Alias("orders", "billing", "latest"), "all": Alias("orders", "audit", "earliest")}
+    aliases = {
+        "sub": FujinAlias(topic="orders", group="billing", start="latest"),
+        "all": FujinAlias(topic="orders", group="audit", start="earliest"),
+    }
     client = connect(aliases=aliases)
     late, everything = await client.reader(b"sub"), await client.reader(b"all")
     await produce(broker, "orders", [b"new"])

@@ -6,7 +6,6 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
-from penstock.protocols.fujin.codec.commands import WriteForm
 from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect
 from tests.protocols.fujin.memory import Client, Timers, settle, until
@@ -168,8 +167,8 @@ async def test_consumers_fetch_values_of_any_size(client: Client, broker: Broker
         ({"empty_fetch": "error"}, CONTRACT["a WRITE with headers"], failed(7, 1, NOTHING)),
         ({"dialect": "native", "empty_fetch": "batch"}, b"", fetched(1)),
         ({"dialect": "spec", "empty_fetch": "error"}, b"", failed(7, 1, NOTHING)),
-        ({"write_form": WriteForm.TABLE}, b"", fetched(1)),
-        ({"write_form": WriteForm.CODE}, b"", failed(7, 1, NOTHING)),
+        ({"write_form": "table"}, b"", fetched(1)),
+        ({"write_form": "code"}, b"", failed(7, 1, NOTHING)),
     ],
 )
 async def test_settings_decide_what_a_fetch_that_finds_nothing_gets(

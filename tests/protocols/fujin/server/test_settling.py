@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.broker.broker import Broker
+from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.broker.deliveries.stored import Unsettled
-from penstock.broker.deliveries.subscription import DeliveryPolicy
 from penstock.protocols.fujin.server.talk import ALONE_LOOKS_MAX, ALONE_S
 from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect
@@ -133,7 +133,7 @@ async def test_a_reader_that_fetches_and_settles_nothing_is_not_remembered_forev
     reader = await connect(dialect="spec").reader(b"orders", pull=True)
     subscription = broker.subscriptions.find(1)
     assert subscription is not None
-    subscription.policy = DeliveryPolicy(deliveries_max=1, in_flight_max=2, ack_ms=1000)
+    subscription.policy, subscription.ack_ms = DeliveryPolicy(deliveries_max=1, in_flight_max=2), 1000
     role: Any = reader.session._role  # type: ignore[attr-defined]
     for number in range(0, 10, 2):
         expected = fetched(number, b"%d" % number, b"%d" % (number + 1), first=number + 1)

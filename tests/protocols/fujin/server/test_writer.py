@@ -10,7 +10,7 @@ from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.schemas import validation
 from penstock.log.api import Engine, TopicConfig
-from penstock.protocols.fujin.server.settings import Alias
+from penstock.protocols.fujin.server.settings import FujinAlias
 from penstock.protocols.fujin.server.talk import COMMANDS_PER_TURN_MAX
 from penstock.protocols.fujin.server.writer import Writer
 from penstock.record_headers import decode_headers
@@ -159,7 +159,7 @@ async def test_only_those_at_fault_fail_where_the_broker_refuses_a_run(client: C
 
 
 async def test_names_stand_for_topics(connect: Connect, broker: Broker) -> None:
-    side = connect(aliases={"pub": Alias("orders")}).writer()
+    side = connect(aliases={"pub": FujinAlias(topic="orders")}).writer()
     assert await side.ask(write(1, b"pub", b"x"), size=6) == written(1)
     assert await values(broker, "orders") == [b"x"]
     assert not broker.has_topic("pub")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from penstock.broker.deliveries.cursor import NotInMemory
@@ -22,9 +23,9 @@ from penstock.errors import (
     EntryNotFound,
     GroupNotFound,
     InvalidRequest,
-    PenstockError,
     TopicNotFound,
 )
+from penstock.futures import set_outcome
 from penstock.protocols.felix.codec.frames import encode_message
 from penstock.protocols.felix.codec.messages import (
     CacheOk,
@@ -114,7 +115,7 @@ class Poll:
             await shared.broker.ensure_topic(principal, topic)
         _check_readable(shared, self._identity, topic)
         found = shared.broker.subscriptions.find_named(topic, self._request.group)
-        if found is not None and found.policy.ack_ms:
+        if found is not None and found.ack_ms:
             return found  # readers of another protocol may have been given another time
         return await shared.broker.subscriptions.subscribe(
             principal, topic, ALWAYS_AT_LEAST_ONCE, name=self._request.group, start="earliest", ack_ms=ACK_MS
@@ -214,16 +215,7 @@ async def settle(shared: Shared, identity: Identity, claims: Claims, request: Gr
 async def _durable(shared: Shared) -> None:
     """Wait until what was settled is on disk."""
     written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def done(error: PenstockError | None) -> None:
-        if written.cancelled():
-            return
-        if error is None:
-            written.set_result(None)
-        else:
-            written.set_exception(error)
-
-    shared.broker.subscriptions.when_durable(done)
+    shared.broker.subscriptions.when_durable(partial(set_outcome, written))
     await written
 
 

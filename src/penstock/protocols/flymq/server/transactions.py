@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 from penstock.broker.transactions.transactions import Added
 from penstock.errors import TransactionNotActive
+from penstock.futures import set_outcome
 from penstock.protocols.flymq.operations import transactions as op
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, handles
 from penstock.protocols.flymq.wire import PARTITION_AUTO
@@ -34,7 +36,7 @@ def produce(caller: Caller, request: op.TxnProduce) -> Answer:
         PARTITION_AUTO if request.partitions is None else request.partitions,
         request.values,
         request.keys,
-        done=adding.set_result,
+        done=partial(set_outcome, adding),
     )
     return _replies(caller, request, adding.result()) if adding.done() else _reply_later(caller, request, adding)
 

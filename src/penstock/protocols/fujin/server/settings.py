@@ -2,49 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from penstock.protocols.fujin.codec.commands import WriteForm
+from pydantic import Field
+
 from penstock.protocols.fujin.wire import BODY_BYTES_MAX_DEFAULT, Request
+from penstock.settings import DurationMs, GroupName, Seconds, Section, Size, TopicName
 from penstock.stats import PushStats
 
-Start = Literal["earliest", "latest"]
-Dialect = Literal["auto", "spec", "native"]
-GROUP: Final = "fujin"
+
+class FujinAlias(Section):
+    """`[listeners.fujin.aliases.<name>]`: the topic and group for a name that Fujin clients use."""
+
+    topic: TopicName
+    """The topic to read and write."""
+    group: GroupName | None = None
+    """The group whose readers share the records. Default: the listener's."""
+    start: Literal["earliest", "latest"] | None = None
+    """Where a group without a position starts. Default: as for the listener."""
 
 
 class Alias(NamedTuple):
     """What a name stands for: the topic that is written or read, and for readers their group and where it begins."""
 
     topic: str
-    group: str = GROUP
-    start: Start = "earliest"
+    group: str
+    start: Literal["earliest", "latest"]
 
 
-@dataclass(frozen=True, slots=True)
-class FujinSettings:
-    """The listener's settings; docs/reference/configuration.md describes each."""
+class FujinSettings(Section):
+    """The settings of `[listeners.fujin]` that are about the protocol."""
 
-    aliases: Mapping[str, Alias] = field(default_factory=dict)
-    group: str = GROUP
-    start: Start = "earliest"
+    aliases: dict[str, FujinAlias] = Field({})
+    """Names that stand for topics, each a section `[listeners.fujin.aliases.<name>]`. Any other name is the topic itself."""
+    group: GroupName = "fujin"
+    """The group of readers unless an alias names another. Readers of a group share the records."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where a group without a position starts."""
     auto_create: bool = True
-    dialect: Dialect = "auto"
-    write_form: WriteForm | None = None
-    body_bytes_max: int = BODY_BYTES_MAX_DEFAULT
-    ping_interval_s: float = 2.0
-    ping_timeout_s: float = 5.0
-    fetch_wait_s: float = 5.0
+    """Create a topic that does not exist when it is written or read, instead of refusing the request."""
+    dialect: Literal["auto", "spec", "native"] = "auto"
+    """`spec`: readers get everything that the contract allows. `native`: only what deployed clients can decode. `auto`: `native` until a
+    connection sends something that only the contract defines."""
+    write_form: Literal["auto", "table", "code"] = "auto"
+    """Whether a WRITE has the headers field: `table`, as in the contract's table; `code`, without it, as deployed clients send; `auto`
+    detects it."""
+    body_bytes_max: Size = Field(BODY_BYTES_MAX_DEFAULT, ge=1)
+    """The largest message, in either direction. A larger WRITE is refused; a larger record becomes a dead letter. Deployed clients are
+    pushed at most 64 KiB, see `dialect`."""
+    ping_interval_s: Seconds = Field(2.0, ge=0.05)
+    """Interval of PINGs to a client."""
+    ping_timeout_s: Seconds = Field(5.0, ge=0.05)
+    """A client that does not answer a PING within this time is disconnected."""
+    fetch_wait_s: Seconds = Field(5.0, ge=0, lt=10)
+    """How long a FETCH waits for a record. Deployed clients give up after 10 s, and a later reply crashes them."""
     empty_fetch: Literal["auto", "batch", "error"] = "auto"
+    """The reply to a FETCH without records: `batch`, an empty batch as in the contract; `error`, which deployed clients can handle; `auto`,
+    as `dialect` requires."""
     empty_values: Literal["skip", "deliver"] = "skip"
-    unacknowledged_max: int = 256
-    ack_ms_max: int = 30_000
+    """Whether empty records are skipped or delivered. They crash deployed readers."""
+    unacknowledged_max: int = Field(256, ge=1, le=4096)
+    """Unacknowledged messages of one reader. Above it nothing more is pushed. Deployed clients stop reading at 1000."""
+    ack_ms_max: DurationMs = Field(30_000, ge=1)
+    """Acknowledgement timeout: an unacknowledged record is redelivered after this time."""
 
     def find(self, name: str) -> Alias:
         """What a name stands for; itself where no alias says otherwise."""
-        return self.aliases.get(name) or Alias(name, self.group, self.start)
+        alias = self.aliases.get(name)
+        if alias is None:
+            return Alias(name, self.group, self.start)
+        return Alias(alias.topic, alias.group or self.group, alias.start or self.start)
 
 
 @dataclass(slots=True)
