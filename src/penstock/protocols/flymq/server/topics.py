@@ -18,11 +18,11 @@ from penstock.protocols.flymq.operations.operation import encode_reply
 from penstock.protocols.flymq.operations.records import Consume, ConsumeZeroCopy, Fetch, FetchBinary
 from penstock.protocols.flymq.server.blocks import TOPICS_PER_TURN
 from penstock.protocols.flymq.server.dispatch import Answer, Caller, Frame, handles
-from penstock.protocols.flymq.server.fetching import FetchLimits, PlainForm
+from penstock.protocols.flymq.server.fetching import PlainForm
 
 PAGE_PARTITIONS_MAX: Final = 10_000
 """A page of topics ends with the one that reaches this, or this size."""
-PAGE_BYTES_MAX: Final = FetchLimits().bytes_max
+PAGE_BYTES_MAX: Final = 4 << 20
 PARTITION_BYTES: Final = 24
 TEXT_BYTES: Final = 4
 """For the lengths of a setting's name and value."""
