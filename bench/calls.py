@@ -27,6 +27,8 @@ from penstock.clock import SystemClock
 from penstock.testing import RunningBroker
 
 ROUNDS: Final = 15
+ROUNDS_MAX: Final = 50
+"""How often each request may be recorded: what there is to take has an end."""
 QUIET_S: Final = 0.06
 """After the reply: acknowledgements of QUIC belong to the request, too. Shorter than what the broker does ten times a second."""
 PACKAGE: Final = f"{Path(penstock.__file__).parent}/"
@@ -35,6 +37,8 @@ NOT_COUNTED: Final = ("net/deadlines.py", "background.py", "admin/", "testing/")
 LOOP_THREAD: Final = "penstock broker"
 CLIENT_THREADS: Final = "penstock client"
 PASS: Final = ("quic/connection.py", "Connection.run")
+TIMER: Final = ("quic/core.py", "QuicCore.handle_timer")
+"""A pass because a timer is due is not one for the request: on a busy machine one may be before the reply is there."""
 VALUE: Final = b"x" * 100
 
 Requests = dict[str, Callable[[], object]]
@@ -103,12 +107,13 @@ class Counts(NamedTuple):
 def counts_of(calls: Sequence[Call]) -> Counts:
     on_loop = [call for call in calls if call.thread == LOOP_THREAD]
     in_c = sum(call.in_c for call in on_loop)
+    functions = [(call.file, call.function) for call in on_loop]
     return Counts(
         python=len(on_loop) - in_c,
         c=in_c,
         elsewhere=len(calls) - len(on_loop),
         files=len({call.file for call in calls}),
-        passes=sum((call.file, call.function) == PASS for call in calls),
+        passes=functions.count(PASS) - functions.count(TIMER),
     )
 
 
@@ -137,7 +142,7 @@ def requests() -> Iterator[tuple[Recorder, Requests]]:
             rustlog.send_many("orders", [VALUE] * 1000)  # one batch, and so one block
             queue = blipmq.subscribe("orders")
             felix.cache_put("key", VALUE)
-            blipmq.send_many("orders", [VALUE] * 2 * ROUNDS)
+            blipmq.send_many("orders", [VALUE] * 2 * ROUNDS_MAX)
 
             def poll_and_ack() -> None:
                 blipmq.ack(queue, *(message.tag for message in blipmq.poll(queue)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.calls import ROUNDS, Counts, Recorder, Requests, counts_of, requests
+from bench.calls import ROUNDS_MAX, Counts, Recorder, Requests, counts_of, requests
 
 CEILINGS = {
     "FlyMQ PRODUCE": (82, 98, 0),
@@ -16,11 +16,12 @@ CEILINGS = {
     "BlipMQ PUBLISH": (106, 111, 0),
     "BlipMQ POLL and ACK": (199, 230, 0),
     "RustLog PRODUCE": (89, 112, 0),
-    "Fujin WRITE": (131, 154, 3),
-    "Felix publish": (142, 173, 3),
-    "Felix cache get": (71, 95, 2),
+    "Fujin WRITE": (136, 160, 3),
+    "Felix publish": (147, 179, 3),
+    "Felix cache get": (77, 102, 2),
 }
-"""Calls of Python functions, calls in C, and passes through QUIC. Raise one only for something that is worth it on every request."""
+"""Calls of Python functions, calls in C, and passes through QUIC. Raise one only for something that is worth it on every request.
+Over QUIC there is room for one timer that is due."""
 SHARE_MIN = 0.75
 """Of a ceiling: a path that needs less gets a lower one."""
 
@@ -46,7 +47,7 @@ def test_no_path_grows_unnoticed(recorded: tuple[Recorder, Requests], name: str)
     by_name[name]()
     found: list[Counts] = []
     while not (found and fits(found[-1])):  # a timer that fires meanwhile adds to a round
-        assert len(found) < ROUNDS, f"more than {CEILINGS[name]} calls: {min(found)}"
+        assert len(found) < ROUNDS_MAX, f"more than {CEILINGS[name]} calls: {min(found)}"
         found.append(counts_of(recorder.record(by_name[name])))
     assert found[-1].python >= SHARE_MIN * python_max
     assert found[-1].c >= SHARE_MIN * c_max
