@@ -49,6 +49,23 @@ async def test_a_log_read_a_few_records_at_a_time_is_read_from_disk_once(open_en
     assert disk.read_bytes < 3 * size_bytes
 
 
+async def test_a_read_leaves_a_large_block_that_it_has_no_room_for_on_the_disk(open_engine: OpenEngine) -> None:
+    engine = await open_engine()
+    await engine.create_topic("orders", TopicConfig())
+    for count in (100, 900):
+        await append(partition_of(engine), [b"v" * 1000] * count)
+    await engine.close()
+    disk = ReadCounter()
+    partition = partition_of(await open_engine(disk=disk))
+    disk.read_bytes = 0
+    [block] = await partition.read(0, 256 << 10)
+    assert (block.base_offset, block.next_offset) == (0, 100)
+    assert disk.read_bytes < 500_000
+    [block] = await partition.read(100, 256 << 10)
+    assert (block.base_offset, block.next_offset) == (100, 1000)
+    assert [block.base_offset for block in await partition.read(0, 2 << 20)] == [0, 100]
+
+
 async def test_what_was_read_from_disk_continues_with_what_was_not(open_engine: OpenEngine) -> None:
     engine = await open_engine()
     await engine.create_topic("orders", TopicConfig())

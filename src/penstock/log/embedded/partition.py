@@ -28,7 +28,7 @@ from penstock.log.api import (
     TopicConfig,
     TopicInfo,
 )
-from penstock.log.block import Block
+from penstock.log.block import Block, BlockHeader
 from penstock.log.embedded.atomic import LatePart, Waiting
 from penstock.log.embedded.disk import storage_error
 from penstock.log.embedded.epochs import Epochs
@@ -376,6 +376,10 @@ class EmbeddedPartition(Partition):
     def _read_view(self, view: _ReadView, offset: int, max_bytes: int) -> list[Block]:
         blocks: list[Block] = []
         size = 0
+
+        def is_wanted(header: BlockHeader) -> bool:
+            return not blocks or size + header.decoded_bytes <= max_bytes
+
         first = view.index_of(offset)
         for number, (segment, end) in enumerate(view.starting_at(first), first + 1):
             position = segment.position_of(offset)
@@ -383,17 +387,19 @@ class EmbeddedPartition(Partition):
             try:
                 while position < end:
                     try:
-                        for _, block in segment.blocks_from(position, end):
+                        for _, block in segment.blocks_from(position, end, is_wanted):
                             position += block.size_bytes
                             next_offset = block.next_offset
                             if block.next_offset <= offset:
                                 continue
-                            size += block.decoded_bytes
-                            if blocks and size > max_bytes:
+                            if not is_wanted(block):
                                 return blocks
                             blocks.append(block)
+                            size += block.decoded_bytes
                             if size >= max_bytes:
                                 return blocks
+                        if position < end:
+                            return blocks
                     except CorruptBlock as damage:
                         if blocks:
                             return blocks  # a read of what comes next gets the error

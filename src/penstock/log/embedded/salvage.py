@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from penstock.errors import CorruptBlock
-from penstock.log.block import Block
+from penstock.log.block import Block, BlockHeader
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.findings import Report
 from penstock.log.embedded.index import SegmentIndex
@@ -74,14 +74,17 @@ class _WholeBlocks(Segment):
 
     __slots__ = ()
 
-    def blocks_from(self, position: int, end: int) -> Iterator[tuple[int, Block]]:
+    def blocks_from(
+        self, position: int, end: int, wanted: Callable[[BlockHeader], bool] | None = None
+    ) -> Iterator[tuple[int, Block]]:
         least_offset = self.base_offset
         while position < end:
             try:
-                for at, block in super().blocks_from(position, end):
+                for at, block in super().blocks_from(position, end, wanted):
                     yield at, block
                     position = at + block.size_bytes
                     least_offset = block.next_offset
+                return
             except CorruptBlock:
                 following = self.next_whole_block(position, end, least_offset)
                 if following is None:

@@ -16,7 +16,7 @@ import errno
 import os
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -128,11 +128,14 @@ class Segment:
         """The engine stops: nobody reads any more."""
         self.read_file = None
 
-    def blocks_from(self, position: int, end: int) -> Iterator[tuple[int, Block]]:
+    def blocks_from(
+        self, position: int, end: int, wanted: Callable[[BlockHeader], bool] | None = None
+    ) -> Iterator[tuple[int, Block]]:
         """Whole, checked blocks with their positions. Raises CorruptBlock if one is damaged, OSError once the segment is abandoned.
 
         Small blocks are read many at a time and cut out of what was read. A large one is read by itself, and so is the header of the
-        block after it: blocks of a size are adjacent, and copying them costs more than reading them.
+        block after it: blocks of a size are adjacent, and copying them costs more than reading them. Ends before a large one that is not
+        `wanted`.
         """
         file = self.open()
         window, window_at = b"", position
@@ -143,7 +146,10 @@ class Segment:
             at = position - window_at
             needed = HEADER_BYTES
             if len(window) - at >= HEADER_BYTES:
-                needed = self._header(window, at, position).size_bytes
+                header = self._header(window, at, position)
+                needed = header.size_bytes
+                if needed > _WINDOW_BYTES and wanted is not None and not wanted(header):
+                    return
             if position + needed > end:
                 raise self.corrupt(position, f"a block of {needed} bytes would end beyond the segment")
             body: bytes | None = None
