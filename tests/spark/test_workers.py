@@ -46,3 +46,9 @@ def test_a_worker_loads_nothing_that_only_commands_and_the_broker_need() -> None
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert "penstock" in loaded
     assert not {"attr", "pandas", "pygments", "rich", "structlog", "typer"} & set(loaded)
+
+
+def test_a_library_that_decoding_needs_and_the_platform_has_not_is_named_with_its_remedy() -> None:
+    program = "import sys; sys.modules['fastavro'] = None; import penstock.spark; penstock.spark.decode(None, 'orders')"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert 'fastavro is not installed: run pip install "penstock-client[spark,schemas]"' in ended.stderr

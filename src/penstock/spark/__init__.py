@@ -10,7 +10,8 @@ spark.read.format("penstock").option("penstock.bootstrap", "127.0.0.1:9092").opt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -91,7 +92,8 @@ def decode(
 
     The broker (`options`, as for `load`) is asked once, here. Executors ask nobody, so a version that is registered later is not known.
     """
-    from penstock.spark.records import decode_records
+    with _naming_what_to_install():
+        from penstock.spark.records import decode_records
 
     return decode_records(df, schema, column, framing, rejects, unmarked, options)
 
@@ -110,9 +112,22 @@ def encode(
     their version: "header" adds the header `penstock-schema`, "confluent" and "single-object" (Avro) put it before the value, "none"
     leaves it out. A row that does not follow the schema fails the query.
     """
-    from penstock.spark.records import encode_records
+    with _naming_what_to_install():
+        from penstock.spark.records import encode_records
 
     return encode_records(df, schema, column, framing, options)
+
+
+@contextmanager
+def _naming_what_to_install() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        from penstock.errors import ConfigError
+
+        raise ConfigError(
+            f'{error.name} is not installed: run pip install "penstock-client[spark,schemas]" on driver and executors'
+        ) from error
 
 
 def load(
