@@ -20,8 +20,8 @@ from bench.driver_rows import Rows
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.pipelines.tables import delta as module
 from penstock.spark.pipelines.tables.data_files import write_data_files
-from penstock.spark.pipelines.tables.delta import LOG_CHECKPOINT_COMMITS, DeltaLakeTable
-from penstock.spark.pipelines.tables.delta_log import LOG
+from penstock.spark.pipelines.tables.delta import DeltaLakeTable
+from penstock.spark.pipelines.tables.delta_log import LOG, LOG_CHECKPOINT_COMMITS
 from penstock.spark.pipelines.tables.delta_merge import merge_rows
 from penstock.spark.pipelines.tables.stores import LocalStore
 from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, VACUUM_KEEP_S_MIN
@@ -195,6 +195,16 @@ def test_the_log_is_checkpointed_every_hundred_commits(path: str) -> None:
     checkpoints = list(Path(path, "_delta_log").glob("*.checkpoint.parquet"))
     assert len(checkpoints) == 1
     assert DeltaTable(path).transaction_version("query-1") == LOG_CHECKPOINT_COMMITS
+    # Commits that have expired are deleted with the next checkpoint, not by any commit in between.
+    commits = sorted(Path(path, LOG).glob("*.json"))
+    for file in (*commits, *checkpoints):
+        os.utime(file, (0, 0))
+    for batch_id in range(LOG_CHECKPOINT_COMMITS + 1, 2 * LOG_CHECKPOINT_COMMITS - 1):
+        table.append(ids_from(0, 0), batch_id, small=True)
+    assert all(commit.exists() for commit in commits)
+    table.append(ids_from(0, 0), 2 * LOG_CHECKPOINT_COMMITS - 1, small=True)
+    left = [each.name for each in commits if each.exists()]
+    assert left == [each.name for each in commits[LOG_CHECKPOINT_COMMITS - 1 :]], "from the checkpoint on"
 
 
 def test_what_a_table_consists_of_is_durable_when_a_call_returns(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

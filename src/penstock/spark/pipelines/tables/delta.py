@@ -22,7 +22,14 @@ from penstock.errors import ConfigError
 from penstock.spark.delta_format import FORMAT, STORAGE_PREFIX, with_delta_source
 from penstock.spark.pipelines.files import is_url, sync_directory
 from penstock.spark.pipelines.tables.data_files import DataFile, table_schema, write_data_files
-from penstock.spark.pipelines.tables.delta_log import LOG, REBUILD, DeltaLog, check_readable
+from penstock.spark.pipelines.tables.delta_log import (
+    LOG,
+    LOG_CHECKPOINT_COMMITS,
+    REBUILD,
+    DeltaLog,
+    check_readable,
+    commit_hooks,
+)
 from penstock.spark.pipelines.tables.delta_merge import merge_rows
 from penstock.spark.pipelines.tables.stores import DeltaStore, LocalStore, Store
 from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, Compacted, Table, check_keep, merged_columns
@@ -32,7 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-LOG_CHECKPOINT_COMMITS: Final = 100
 LAST_CHECKPOINT: Final = "_last_checkpoint"
 """The file that names the newest checkpoint of the log."""
 DATE: Final = "date"
@@ -53,6 +59,10 @@ class DeltaLakeTable(Table):
 
     def exists(self) -> bool:
         return self._found() is not None
+
+    def has(self, batch_id: int) -> bool:
+        delta = self._found()
+        return delta is not None and self._has(delta, batch_id)
 
     def append(self, rows: DataFrame, batch_id: int, *, small: bool = False) -> None:
         from deltalake.exceptions import CommitFailedError, DeltaError
@@ -155,6 +165,7 @@ class DeltaLakeTable(Table):
                 schema=delta.schema(),
                 partition_by=self._partition_by or None,
                 commit_properties=properties,
+                post_commithook_properties=commit_hooks(delta),
             )
             return
         self._create(_deltalake().Schema.from_arrow(table_schema(rows)), actions, properties)

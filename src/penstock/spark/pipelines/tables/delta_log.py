@@ -17,6 +17,7 @@ from penstock.spark.pipelines.files import is_url
 from penstock.spark.pipelines.tables.data_files import partition_text
 
 LOG: Final = "_delta_log"
+LOG_CHECKPOINT_COMMITS: Final = 100
 REBUILD: Final = "penstock.rebuild"
 """In the information of a commit."""
 UNREADABLE_FEATURES: Final = frozenset({"columnMapping", "deletionVectors"})
@@ -152,6 +153,15 @@ def parse_commit(version: int, text: str) -> Commit:
 def _rows(add: Mapping[str, Any]) -> int:
     statistics = json.loads(add.get("stats") or "{}")
     return int(statistics.get("numRecords") or 0)
+
+
+def commit_hooks(table: Any) -> Any:
+    """What the library does after a commit of a batch to this table. It looks for commits that are old enough to be deleted when it writes
+    a checkpoint: after each commit, as is its default, it would list the whole log, which is soon most of the cost of a batch."""
+    from deltalake import PostCommitHookProperties
+
+    next_version = int(table.version()) + 1
+    return PostCommitHookProperties(cleanup_expired_logs=(next_version + 1) % LOG_CHECKPOINT_COMMITS == 0)
 
 
 def check_readable(table: Any, path: str) -> None:

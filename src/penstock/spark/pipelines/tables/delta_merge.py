@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.spark.pipelines.tables.delta_log import commit_hooks
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -26,7 +28,12 @@ def merge_rows(delta: Any, rows: pa.Table, deleted: pa.Array, key: Sequence[str]
         # A merge of nothing makes no commit, and the batch has to be on record.
         partition_by = list(delta.metadata().partition_columns) or None
         delta.create_write_transaction(
-            [], mode="append", schema=delta.schema(), partition_by=partition_by, commit_properties=properties
+            [],
+            mode="append",
+            schema=delta.schema(),
+            partition_by=partition_by,
+            commit_properties=properties,
+            post_commithook_properties=commit_hooks(delta),
         )
         return
     source = pa.concat_tables([_marked(rows, False), _marked(gone, True)], promote_options="default")
@@ -34,7 +41,14 @@ def merge_rows(delta: Any, rows: pa.Table, deleted: pa.Array, key: Sequence[str]
     every = {_quoted(column): f"s.{_quoted(column)}" for column in rows.schema.names}
     is_deleted = f"s.{_quoted(DELETED)}"
     (
-        delta.merge(source, same, source_alias="s", target_alias="t", commit_properties=properties)
+        delta.merge(
+            source,
+            same,
+            source_alias="s",
+            target_alias="t",
+            commit_properties=properties,
+            post_commithook_properties=commit_hooks(delta),
+        )
         .when_matched_delete(is_deleted)
         .when_matched_update(every, f"NOT {is_deleted}")
         .when_not_matched_insert(every, f"NOT {is_deleted}")
