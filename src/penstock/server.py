@@ -79,7 +79,7 @@ DEVELOPMENT_USERS = {"admin": "admin"}
 PIPELINES_DIRECTORY = "pipelines"
 """In the data directory, for the logs of pipelines that were started here."""
 
-log = structlog.get_logger("penstock.server")
+log = structlog.get_logger(__name__)
 
 PEER_IDLE_S_MAX = 24 * 3600.0
 PEER_CONNECTIONS_MAX = 1_000_000

@@ -35,7 +35,7 @@ from penstock.stats import SessionStats
 
 DEVELOPMENT_API_KEY = "dev-key"
 
-log = structlog.get_logger("penstock.server")
+log = structlog.get_logger(__name__)
 
 
 class SessionSource(Protocol):

@@ -47,7 +47,7 @@ _TLS_ADVICE: Final = "check that all nodes have [cluster.tls] or none, and a cer
 _MAC_ADVICE: Final = "check that cluster.secret is the same on all nodes"
 _DESCRIPTORS_ADVICE: Final = "too many files are open here, and the rest is reserved for the log: raise LimitNOFILE"
 
-log = structlog.get_logger("penstock.net")
+log = structlog.get_logger(__name__)
 
 
 IntroducedFactory = Callable[[Connection, Introduction], Session]

@@ -20,7 +20,7 @@ READ_BYTES: Final = 64 << 10
 LOOK_S: Final = 1.0
 """How often it is looked whether another node leads than the one at the other end, which may be frozen."""
 
-log = structlog.get_logger("penstock.protocols")
+log = structlog.get_logger(__name__)
 
 
 class DialLeader(Protocol):
