@@ -27,7 +27,7 @@ RETRY_S_MAX: Final = 2.0
 FAILURE_CHARS_MAX: Final = 500
 """For an error as it is kept, logged and shown by /readyz."""
 
-log = structlog.get_logger("penstock.background")
+log = structlog.get_logger(__name__)
 
 Step = Callable[[], Awaitable[float | None]]
 """One run of a loop. Returns the seconds until the next, 0 for at once, None to wait until the loop is woken."""

@@ -1,8 +1,9 @@
 """Structured logs: one event with its fields per line, coloured columns on a terminal and JSON anywhere else.
 
 Everything goes through the standard library's root logger, so what asyncio and uvicorn report comes out in the same form and in
-the same place: standard error, because standard output belongs to the command that runs. Modules call
-`structlog.get_logger()`; programs call `configure` once. Fields name things (topic, file, peer, offset), never what records hold.
+the same place: standard error, because standard output belongs to the command that runs. A module that logs has
+`log = structlog.get_logger(__name__)`; programs call `configure` once. Fields name things (topic, file, peer, offset), never what
+records hold.
 """
 
 from __future__ import annotations

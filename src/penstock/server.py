@@ -63,11 +63,9 @@ from penstock.session_sources import (
     PROTOCOLS,
     QUIC_PROTOCOLS,
     QUICKACK,
-    ClientDialer,
     QuicSessionSource,
     SessionSource,
     Surroundings,
-    introduced_session,
 )
 from penstock.settings import Section
 from penstock.stats import SessionStats
@@ -81,7 +79,7 @@ DEVELOPMENT_USERS = {"admin": "admin"}
 PIPELINES_DIRECTORY = "pipelines"
 """In the data directory, for the logs of pipelines that were started here."""
 
-log = structlog.get_logger("penstock.server")
+log = structlog.get_logger(__name__)
 
 PEER_IDLE_S_MAX = 24 * 3600.0
 PEER_CONNECTIONS_MAX = 1_000_000
@@ -208,7 +206,7 @@ class Server:
         secret = cluster.secret.get_secret_value().encode()
         reserved = self.config.limits.descriptors_reserved
         self._dialer = Dialer(secret, partial(self._leader_address, "cluster"), tls, descriptors_reserved=reserved)
-        self.broker.leader = LeaderOperations(ClientDialer(self._dialer, "flymq"))
+        self.broker.leader = LeaderOperations(self._dialer)
 
         def changed() -> None:
             if self.engine.deposed is not None:
@@ -232,10 +230,10 @@ class Server:
 
     async def _start_peers(self, cluster: Cluster, tls: ssl.SSLContext | None, budget: InFlightBudget) -> None:
         secret = cluster.secret.get_secret_value().encode()
-        sources = {name: source for name, source in self._sources.items() if name in INTRODUCED}
+        sources = dict(self._sources)
         if "flymq" not in sources:  # nodes speak it among themselves, whether or not clients do
             sources["flymq"] = PROTOCOLS["flymq"](self._surroundings("flymq", FlyMQListener()))
-        factories = {name: partial(introduced_session, source) for name, source in sources.items()}
+        factories = {name: source.introduced for name, source in sources.items() if isinstance(source, INTRODUCED)}
         self._peers = TcpListener(
             "cluster",
             cluster.bind,

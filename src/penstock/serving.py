@@ -26,7 +26,7 @@ YOUNG_OBJECTS_MAX = 10_000
 """How many objects are made before the collector looks at them. With Python's 700 it would look at those of each commit while that is
 under way, and at those of each few topics while a start opens them; all for nothing."""
 
-log = structlog.get_logger("penstock.server")
+log = structlog.get_logger(__name__)
 
 
 def run(config: Config, announce: Callable[[str], None], *, disk: Disk | None = None) -> None:
@@ -157,7 +157,7 @@ async def _started_again(server: Server, asked_to_stop: asyncio.Event) -> Server
             log.warning("start_failed", error=str(error), retry_s=RESTART_S)
             await within(RESTART_S, asked_to_stop)
         else:
-            log.info("started_again", leads=server.broker.leads)
+            log.info("server_restarted", leads=server.broker.leads)
             break
     return server
 

@@ -11,12 +11,12 @@ from typing import Protocol
 
 import structlog
 
-from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED, Principal
+from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED
 from penstock.broker.broker import Broker
 from penstock.clock import Clock
 from penstock.config import BlipMQListener, Config, FelixListener, FlyMQListener, FujinListener, RustLogListener
 from penstock.config import Listener as ListenerSettings
-from penstock.net.peers import Dialer, Introduction, Streams
+from penstock.net.peers import Dialer
 from penstock.net.quic_session import QuicConnection, QuicSession
 from penstock.net.session import Connection, Session
 from penstock.protocols.blipmq.following import NodeBlipMQ
@@ -24,7 +24,6 @@ from penstock.protocols.blipmq.session import BlipMQ
 from penstock.protocols.felix import wire as felix_wire
 from penstock.protocols.felix.codec.scopes import Scopes
 from penstock.protocols.felix.following import NodeFelix
-from penstock.protocols.felix.server.identities import Identity
 from penstock.protocols.felix.session import Felix
 from penstock.protocols.flymq.server.dispatch import Dialect, Node
 from penstock.protocols.flymq.session import FlyMQ
@@ -36,7 +35,7 @@ from penstock.stats import SessionStats
 
 DEVELOPMENT_API_KEY = "dev-key"
 
-log = structlog.get_logger("penstock.server")
+log = structlog.get_logger(__name__)
 
 
 class SessionSource(Protocol):
@@ -79,82 +78,11 @@ def _flymq(given: Surroundings) -> FlyMQ:
         given.broker,
         clock=given.clock,
         node=Node(given.node, given.address),
-        dial_leader=None if given.dialer is None else ClientDialer(given.dialer, "flymq"),
+        dial_leader=given.dialer,
         principal=ANONYMOUS if given.settings.auth == "none" else UNAUTHENTICATED,
         login_required=given.settings.auth == "required" and not given.config.access.allow_anonymous,
         dialect=Dialect(given.settings.dialect),
     )
-
-
-class ClientDialer:
-    """Connects to the node that leads, for clients of one protocol that are known here."""
-
-    def __init__(self, dialer: Dialer, protocol: str) -> None:
-        self._dialer = dialer
-        self._protocol = protocol
-
-    def leader(self) -> str | None:
-        return self._dialer.leader()
-
-    async def dial(self, principal: Principal, native: bool | None, key_digest: bytes | None = None) -> Streams:
-        introduction = Introduction(
-            self._protocol,
-            principal.address,
-            name=principal.name,
-            roles=tuple(principal.roles),
-            trusted=principal.trusted,
-            native=native,
-            key=None if key_digest is None else key_digest.hex(),
-        )
-        return await self._dialer.dial(introduction)
-
-
-class FelixDialer:
-    """The same for clients of Felix, of which more is known."""
-
-    def __init__(self, dialer: Dialer) -> None:
-        self._dialer = dialer
-
-    def leader(self) -> str | None:
-        return self._dialer.leader()
-
-    async def dial(self, identity: Identity, *, is_native: bool, with_codes: bool) -> Streams:
-        principal = identity.principal
-        introduction = Introduction(
-            "felix",
-            principal.address,
-            name=principal.name,
-            roles=tuple(principal.roles),
-            trusted=principal.trusted,
-            native=is_native,
-            tenant=identity.tenant_id,
-            key=None if identity.key_digest is None else identity.key_digest.hex(),
-            codes=with_codes,
-        )
-        return await self._dialer.dial(introduction)
-
-
-def introduced_session(
-    source: SessionSource | QuicSessionSource, connection: Connection, introduction: Introduction
-) -> Session:
-    """The session of a client that another node speaks for."""
-    principal = Principal(
-        introduction.name, frozenset(introduction.roles), introduction.trusted, address=introduction.peer
-    )
-    key_digest = None if introduction.key is None else bytes.fromhex(introduction.key)
-    if isinstance(source, FlyMQ):
-        return source.introduced(connection, principal, native=introduction.native)
-    if isinstance(source, NodeFujin):
-        return source.introduced(connection, principal, deployed=bool(introduction.native))
-    if isinstance(source, NodeFelix):
-        return source.introduced(
-            connection,
-            Identity(principal, introduction.tenant, key_digest),
-            is_native=bool(introduction.native),
-            with_codes=introduction.codes,
-        )
-    assert isinstance(source, NodeBlipMQ)
-    return source.introduced(connection, principal, key_digest)
 
 
 def _blipmq(given: Surroundings) -> BlipMQ | NodeBlipMQ:
@@ -166,7 +94,7 @@ def _blipmq(given: Surroundings) -> BlipMQ | NodeBlipMQ:
     if not keys and not len(given.broker.api_keys):
         log.info("no_api_key", listener="blipmq", consequence="nobody can log in", advice="penstock key create NAME")
     shared = BlipMQ(given.broker, clock=given.clock, api_keys=keys, message_ttl_ms=settings.message_ttl_ms)
-    return shared if given.dialer is None else NodeBlipMQ(shared, ClientDialer(given.dialer, "blipmq"))
+    return shared if given.dialer is None else NodeBlipMQ(shared, given.dialer)
 
 
 def _rustlog(given: Surroundings) -> RustLog:
@@ -204,7 +132,7 @@ def _fujin(given: Surroundings) -> Fujin | NodeFujin:
         principal=UNAUTHENTICATED if required else ANONYMOUS,
         login_required=required and not given.config.access.allow_anonymous,
     )
-    return shared if given.dialer is None else NodeFujin(shared, ClientDialer(given.dialer, "fujin"))
+    return shared if given.dialer is None else NodeFujin(shared, given.dialer)
 
 
 def _felix(given: Surroundings) -> Felix | NodeFelix:
@@ -224,15 +152,15 @@ def _felix(given: Surroundings) -> Felix | NodeFelix:
         slow_subscriber=settings.slow_subscriber,
         subscriber_lag_records_max=settings.subscriber_lag_records_max,
     )
-    return felix if given.dialer is None else NodeFelix(felix, FelixDialer(given.dialer))
+    return felix if given.dialer is None else NodeFelix(felix, given.dialer)
 
 
 QUIC_PROTOCOLS: Mapping[str, Callable[[Surroundings], QuicSessionSource]] = {
     "fujin": _fujin,
     "felix": _felix,
 }
-INTRODUCED = frozenset({"flymq", "blipmq", "fujin", "felix"})
-"""Protocols whose nodes pass on to the node that leads what they do not answer."""
+INTRODUCED = FlyMQ | NodeBlipMQ | NodeFujin | NodeFelix
+"""What makes sessions for clients of other nodes, too: those pass on to the node that leads what they do not answer."""
 # What a client offers in its handshake: Fujin's must, Felix's may.
 ALPN = {"fujin": (fujin_wire.ALPN,), "felix": (felix_wire.ALPN,)}
 ALPN_REQUIRED = frozenset({"fujin"})

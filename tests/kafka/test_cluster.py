@@ -159,7 +159,7 @@ def test_a_node_takes_over_from_one_that_is_killed_and_from_one_that_is_frozen(p
     other.create_topic("after-the-freeze")
     assert other.access.cluster_status().leader == "one"
     two.resume()
-    while "started_again" not in two.output:
+    while "server_restarted" not in two.output:
         assert other.access.cluster_status().leader == "one"
     with two.connect() as woken:
         woken.create_topic("after-all")

@@ -14,8 +14,8 @@ import trustme
 
 from penstock.errors import NotLeading
 from penstock.net.limits import TcpLimits
-from penstock.net.peers import NONCE_BYTES, Dialer, Introduction, PeerSession
-from penstock.net.session import Connection
+from penstock.net.peers import NONCE_BYTES, Dialer, PeerSession
+from penstock.net.session import Connection, Introduction
 from penstock.net.tcp import TcpListener
 from penstock.net.tls import client_context, server_context
 from penstock.testing.clock import ManualClock

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.errors import NotLeading
 from penstock.net.limits import TcpLimits
-from penstock.net.session import Connection
+from penstock.net.session import Connection, Streams
 from penstock.net.tcp import TcpListener
-from penstock.protocols.leader_link import LeaderLink, Streams
+from penstock.protocols.leader_link import LeaderLink
 
 
 class Leader:

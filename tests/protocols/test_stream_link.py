@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import NotLeading, ProtocolViolation
 from penstock.net.quic_session import Stream
-from penstock.protocols.leader_link import Streams
+from penstock.net.session import Streams
 from penstock.protocols.stream_link import (
     FRAME_BYTES_MAX,
     LOOK_S,

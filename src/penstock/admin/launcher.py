@@ -58,7 +58,7 @@ PASSWORD_VARIABLE: Final = "PENSTOCK_PASSWORD"  # noqa: S105 - the name of a var
 ERROR_LABEL: Final = "error: "
 """What the last words of a command that fails begin with."""
 
-log = structlog.get_logger("penstock.pipelines")
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -295,7 +295,7 @@ class Launcher:
             if process.has_reported(info):
                 await self._pipelines.note_end(SYSTEM, name, info.run, process.outcome, process.reason)
         except PenstockError as error:
-            log.warning("pipeline_end_not_noted", pipeline=name, error=str(error))
+            log.warning("pipeline_end_not_recorded", pipeline=name, error=str(error))
         finally:
             if self._processes[name] is process:
                 del self._watching[name]

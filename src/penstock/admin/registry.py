@@ -53,7 +53,7 @@ MODE: Final = "READWRITE"
 DESCRIBE_BROKER: Final = Declaration(Operation.DESCRIBE, ResourceKind.BROKER)
 ADMIN_BROKER: Final = Declaration(Operation.ADMIN, ResourceKind.BROKER)
 
-log = structlog.get_logger("penstock.admin.registry")
+log = structlog.get_logger(__name__)
 
 
 class RegistryError(Exception):

@@ -55,7 +55,7 @@ FORGOTTEN_PER_APPEND_MAX: Final = 4096
 AWAIT_LEADER_S: Final = 0.05
 VALUE_BYTES_MAX: Final = 1 << 20
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -97,7 +97,7 @@ async def read_state(engine: Engine, topic: str) -> AsyncIterator[Block]:
                     "its state: restore the file from a backup, or start with --set log.accept_gaps=true to load what can be read"
                 ) from error
             following = partition.committed_end if error.next_offset is None else error.next_offset
-            _log.error(
+            log.error(
                 "internal_topic_damaged",
                 topic=topic,
                 offset=offset,
@@ -436,10 +436,10 @@ async def _ask(
     try:
         outcome = None if await settle() else NotWritten(f"nothing was written: {unknown}")
     except PenstockError as error:
-        _log.error("outcome_not_settled", outcome=str(unknown), error=str(error))
+        log.error("outcome_not_settled", outcome=str(unknown), error=str(error))
         outcome = unknown
-    except Exception:  # noqa: BLE001 - the callers are answered in any case
-        _log.exception("outcome_not_settled", outcome=str(unknown))
+    except Exception:  # the callers are answered in any case
+        log.exception("outcome_not_settled", outcome=str(unknown))
         outcome = unknown
     known(outcome)
 

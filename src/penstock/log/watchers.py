@@ -8,7 +8,7 @@ from typing import Generic, ParamSpec
 import structlog
 
 _P = ParamSpec("_P")
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Watchers(Generic[_P]):
@@ -40,5 +40,5 @@ class Watchers(Generic[_P]):
         for callback in tuple(self._callbacks.values()):
             try:
                 callback(*args, **kwargs)
-            except Exception:  # noqa: BLE001 - a bug in one session must not keep the news from the others
-                _log.exception("watcher_failed", watched=str(self._what))
+            except Exception:  # a bug in one session must not keep the news from the others
+                log.exception("watcher_failed", watched=str(self._what))

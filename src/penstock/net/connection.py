@@ -32,7 +32,7 @@ from penstock.net.tls import subject_of
 LOGGED_PREFIX_BYTES = 16
 LOGGED_REASON_CHARS = 200
 
-log = structlog.get_logger("penstock.net")
+log = structlog.get_logger(__name__)
 
 
 READ_BYTES_MAX = 256 * 1024

@@ -27,7 +27,7 @@ BIND_ADVICE = {
     errno.EADDRNOTAVAIL: "this machine has no such address; choose one it has, or 127.0.0.1",
 }
 
-log = structlog.get_logger("penstock.net")
+log = structlog.get_logger(__name__)
 
 
 class Stoppable(Swept, Protocol):

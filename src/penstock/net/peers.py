@@ -22,7 +22,7 @@ import structlog
 from penstock.errors import NotLeading, ProtocolViolation
 from penstock.net.descriptors import descriptor_mark
 from penstock.net.limits import TcpConnectionLimits
-from penstock.net.session import Connection, Session
+from penstock.net.session import Connection, Introduction, Session, Streams
 from penstock.net.tcp import socket_options
 from penstock.units import parse_address
 
@@ -47,29 +47,9 @@ _TLS_ADVICE: Final = "check that all nodes have [cluster.tls] or none, and a cer
 _MAC_ADVICE: Final = "check that cluster.secret is the same on all nodes"
 _DESCRIPTORS_ADVICE: Final = "too many files are open here, and the rest is reserved for the log: raise LimitNOFILE"
 
-log = structlog.get_logger("penstock.net")
+log = structlog.get_logger(__name__)
 
 
-class Introduction(msgspec.Struct, frozen=True):
-    """The client that a node speaks for. The name and roles are those of a client that has logged in at the node."""
-
-    protocol: str
-    peer: str
-    subject: str | None = None
-    name: str = ""
-    roles: tuple[str, ...] = ()
-    trusted: bool = False
-    native: bool | None = None
-    """The dialect that the client has shown, where its protocol has several."""
-    tenant: str | None = None
-    """For Felix: the only tenant it may name."""
-    key: str | None = None
-    """For BlipMQ and Felix: the digest of the API key that it has logged in with, which may be revoked."""
-    codes: bool = False
-    """For Felix: whether it reads error codes."""
-
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 IntroducedFactory = Callable[[Connection, Introduction], Session]
 
 

@@ -56,7 +56,7 @@ RESETS_PER_SWEEP_MAX = 200
 FAILURE_LINES_PER_SWEEP_MAX = 20
 """Handshakes that fail are worth a line each, but anyone can begin one: a flood must not fill the log."""
 
-log = structlog.get_logger("penstock.net")
+log = structlog.get_logger(__name__)
 
 
 class QuicListener(Listener[QuicServerConnection]):

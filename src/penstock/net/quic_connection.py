@@ -43,7 +43,7 @@ WAITING_EVENT_BYTES_MIN: Final = 16
 ANTI_AMPLIFICATION_FACTOR: Final = 3
 """How many times the bytes received from an address that is not validated may be sent there (RFC 9000, section 8)."""
 
-log = structlog.get_logger("penstock.net")
+log = structlog.get_logger(__name__)
 
 
 class Code(IntEnum):

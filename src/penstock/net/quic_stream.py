@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 INTERNAL_ERROR = 1
 """The code of a reset for which we are to blame."""
 
-log = structlog.get_logger("penstock.net")
+log = structlog.get_logger(__name__)
 
 
 class QuicServerStream(Stream):

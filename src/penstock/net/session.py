@@ -6,8 +6,11 @@ task and no future per message. The network never imports a session; it is given
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
+
+import msgspec
 
 
 class Session(Protocol):
@@ -96,3 +99,26 @@ class Connection(Protocol):
 
 
 SessionFactory = Callable[[Connection], Session]
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""A connection to another node."""
+
+
+class Introduction(msgspec.Struct, frozen=True):
+    """The client that a node speaks for. The name and roles are those of a client that has logged in at the node."""
+
+    protocol: str
+    peer: str
+    subject: str | None = None
+    name: str = ""
+    roles: tuple[str, ...] = ()
+    trusted: bool = False
+    native: bool | None = None
+    """The dialect that the client has shown, where its protocol has several."""
+    tenant: str | None = None
+    """For Felix: the only tenant it may name."""
+    key: str | None = None
+    """For BlipMQ and Felix: the digest of the API key that it has logged in with, which may be revoked."""
+    codes: bool = False
+    """For Felix: whether it reads error codes."""

@@ -31,7 +31,7 @@ from penstock.units import Address
 KEEPALIVE_PROBES = 4
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-log = structlog.get_logger("penstock.net")
+log = structlog.get_logger(__name__)
 
 
 def socket_options(limits: TcpConnectionLimits) -> tuple[tuple[int, int, int], ...]:

@@ -46,7 +46,7 @@ ROOM_NEEDED_BYTES_MIN: Final = 4 << 10
 """Smaller replies are sent without asking for room."""
 INTERNAL_ERROR: Final = "internal error: the server's log has the details"
 
-log = structlog.get_logger("penstock.protocols")
+log = structlog.get_logger(__name__)
 
 Message = TypeVar("Message")
 

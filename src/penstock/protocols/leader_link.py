@@ -14,27 +14,56 @@ import structlog
 
 from penstock.broker.access.checks import Principal
 from penstock.errors import PenstockError
-from penstock.net.session import Connection
+from penstock.net.session import Connection, Introduction, Streams
 
 READ_BYTES: Final = 64 << 10
 LOOK_S: Final = 1.0
 """How often it is looked whether another node leads than the one at the other end, which may be frozen."""
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-log = structlog.get_logger("penstock.protocols")
+log = structlog.get_logger(__name__)
 
 
 class DialLeader(Protocol):
-    """How the node that leads is reached, for clients of one protocol."""
+    """How the node that leads is reached."""
 
     def leader(self) -> str | None:
         """Who leads, as far as that is known."""
 
-    async def dial(self, principal: Principal, native: bool | None, key_digest: bytes | None = None) -> Streams:
-        """Connect, for a principal and the dialect of its client, where the protocol has several. Raises NotLeading.
+    async def dial(self, introduction: Introduction) -> Streams:
+        """Connect, for a client. Raises NotLeading."""
 
-        `key_digest` is that of the API key that the principal rests on, which may be revoked.
-        """
+
+def introduction_of(
+    protocol: str,
+    principal: Principal,
+    *,
+    native: bool | None = None,
+    key_digest: bytes | None = None,
+    tenant: str | None = None,
+    codes: bool = False,
+) -> Introduction:
+    """Return what a node says of a client that it speaks for. `key_digest` is that of the API key that the principal rests on."""
+    return Introduction(
+        protocol,
+        principal.address,
+        name=principal.name,
+        roles=tuple(principal.roles),
+        trusted=principal.trusted,
+        native=native,
+        tenant=tenant,
+        key=None if key_digest is None else key_digest.hex(),
+        codes=codes,
+    )
+
+
+def introduced_principal(introduction: Introduction) -> Principal:
+    """Return the principal of a client that another node speaks for."""
+    return Principal(introduction.name, frozenset(introduction.roles), introduction.trusted, address=introduction.peer)
+
+
+def introduced_key(introduction: Introduction) -> bytes | None:
+    """Return the digest of the API key that such a principal rests on, if it does."""
+    return None if introduction.key is None else bytes.fromhex(introduction.key)
 
 
 class LeaderLink:

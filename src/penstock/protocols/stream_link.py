@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol, cast
 
 from penstock.errors import ProtocolViolation
 from penstock.net.quic_session import Stream, StreamSession
-from penstock.net.session import Connection
-from penstock.protocols.leader_link import LeaderLink, Streams
+from penstock.net.session import Connection, Streams
+from penstock.protocols.leader_link import LeaderLink
 
 LOOK_S: Final = 0.01
 LOOK_S_MAX: Final = 0.16

@@ -4,7 +4,7 @@ Drives the packet core of the QUIC library (qh3, compiled) directly. The library
 
 - Events stay inside the core until they are asked for. The core grants the peer credit for stream data when the event that carries it is
   taken, so not asking for events holds the peer back, and what waits is bounded by the windows granted before.
-- Stream limits and transport parameters are ours; the library has them as constants.
+- Stream limits and transport parameters are ours; the library has them as constants. Its driver can be used once it has settings.
 - TLS is `penstock.quic.tls`, which chooses the application protocol per connection and can ask for client certificates.
 - Peers with zero-length connection ids are served: see `penstock.quic.handshake`.
 - Data is handed out in larger pieces than the library's: see `penstock.quic.joined_data`.
@@ -13,9 +13,9 @@ Drives the packet core of the QUIC library (qh3, compiled) directly. The library
 - Events wait while frames of streams that finish may be built and not yet sent: see `penstock.quic.kept_frames`.
 - The end of a stream is held back until the stream's data is acknowledged: see `penstock.quic.late_fins`.
 - The core is asked for datagrams only if there may be some: each question costs its pacer a datagram (`must_send`). An acknowledgement
-  that is due soon travels with data that is sent before.
+  that is due soon travels with data that is sent before. A test in `tests/quic/test_library.py` fails once asking is free.
 - The pacer lets one RTT's worth of datagrams pass at once, but timers are coarser than short RTTs. So the core's clock may be ahead by what
-  a timer takes at least (`CLOCK_AHEAD_S_MAX`): datagrams whose time comes within that leave now.
+  a timer takes at least (`CLOCK_AHEAD_S_MAX`): datagrams whose time comes within that leave now. Can go once the pacer does that.
 
 `is_closed` says that the connection has ended; `close_code` and `close_reason` say why.
 """

@@ -4,6 +4,9 @@ Also makes the packet core. A peer with a zero-length connection id needs its ow
 that is not known yet, and would address packets to the id the client chose for its first ones. So such a core is told at once that the
 peer's id is empty, and given the Initial keys, which it would derive from that id (RFC 9001, section 5.2). It then takes packets only for
 `local_cid`, which therefore must be the id the client addresses its first packets to: a server gets there by sending a Retry.
+
+That way can go once the library distinguishes an empty id of the peer from one that is not known yet: `tests/interop/quic` shows whether
+clients with zero-length ids are served without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Data of a stream that several events of the library carry one after the other, taken as one.
 
 An event of the library carries up to 64 KiB. What a session does with data costs a small piece about as much as a large one, and what is
-complete in a larger piece need not be kept until its rest is there.
+complete in a larger piece need not be kept until its rest is there. This module can go once events of the library carry more.
 """
 
 from __future__ import annotations

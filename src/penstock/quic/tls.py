@@ -6,6 +6,9 @@ certificates are required, a CertificateRequest goes out before our own certific
 are checked before its Finished is. A client also trusts the very certificate that it was given.
 
 Messages that make no sense make the library raise whatever comes up, or panic. Here each is an alert, so that the peer hears of it.
+
+`ServerContext` can go once the library's server can request client certificates and is given its protocols for each connection. The checks
+of key shares can go once the library refuses bad ones without a panic: a test of panics in `tests/quic/test_library.py` fails then.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ CertificateCheck = Callable[[bytes, list[bytes]], None]
 
 MESSAGE_HEADER_BYTES: Final = 4
 CERTIFICATES_MAX: Final = 10
-"""A longer chain is none."""
+"""Longer chains are refused."""
 HANDSHAKE_BYTES_MAX: Final = 32 * 1024
 """What a handshake may make us keep: large chains take a few KiB."""
 TRANSPORT_PARAMETERS_BYTES_MAX: Final = 512
@@ -90,7 +93,7 @@ class TlsSettings:
     """Server: every client must show a certificate that this accepts."""
 
     reset_key: bytes = b""
-    """Server: what makes it known to clients of a run before that it has forgotten them. Empty: they are left to find out."""
+    """Server: the key of stateless reset tokens. Empty: no stateless resets are sent."""
 
     server_name: str | None = None
     """Client: the name that the server's certificate must have."""
@@ -102,7 +105,7 @@ class TlsSettings:
     """Client: whether the server's certificate is examined."""
 
     def fill(self, configuration: QuicConfiguration) -> None:
-        """Say it in the library's words."""
+        """Copy the settings into the library's configuration."""
         configuration.alpn_protocols = list(self.alpn) or None
         if self.identity is not None:
             configuration.certificate = self.identity.chain[0]

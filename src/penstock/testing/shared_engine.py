@@ -54,7 +54,7 @@ TURNS_MAX: Final = 3
 """The maximum of turns of the loop that a step takes."""
 SKIP_MAX: Final = 5
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class _Append:
@@ -80,8 +80,8 @@ class _Append:
         try:
             partitions = [part.partition for part in self.parts]
             self.done(self.error or dict(zip(partitions, self.places, strict=True)))
-        except Exception:  # noqa: BLE001 - as in every engine: a bug of one caller must not leave others unanswered
-            _log.exception("append_callback_failed")
+        except Exception:  # as in every engine: a bug of one caller must not leave others unanswered
+            log.exception("append_callback_failed")
 
 
 class SharedPartition(Partition):

@@ -64,7 +64,7 @@ JSON: Final = "application/json"
 ROUTE: Final = "penstock.route"
 """In the scope of a request: its path without the names in it, for who traces requests."""
 
-log = structlog.get_logger("penstock.admin.api")
+log = structlog.get_logger(__name__)
 
 
 class Door:

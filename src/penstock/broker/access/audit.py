@@ -63,7 +63,7 @@ NAME_BYTES_KEPT: Final = 256
 DETAIL_BYTES_MAX: Final = 1_024
 TRUNCATED: Final = "..."
 
-log = structlog.get_logger("penstock.broker.access.audit")
+log = structlog.get_logger(__name__)
 
 
 class AuditEvent(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -49,7 +49,7 @@ QOS_HEADER: Final = "penstock-qos"
 QOS0_HEADERS: Final = encode_headers([(QOS_HEADER, b"0")])
 """The header cell of a record that was published with QoS 0. Records without the header, of any protocol, count as QoS 1."""
 
-log = structlog.get_logger("penstock.broker.deliveries.subscription")
+log = structlog.get_logger(__name__)
 
 
 class Delivery(NamedTuple):

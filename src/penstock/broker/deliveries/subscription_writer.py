@@ -39,7 +39,7 @@ LINGER_S: Final = 0.01
 OnDurable = Callable[[PenstockError | None], None]
 Check = Callable[[Subscription], None]
 
-log = structlog.get_logger("penstock.broker.deliveries.subscriptions")
+log = structlog.get_logger(__name__)
 
 
 class _Blocked(NamedTuple):

@@ -62,7 +62,7 @@ _NUMBERS: Final = 0
 _GROUP_OF: Final = attrgetter("name")
 """The group that a subscription is: readers of a named one share its position."""
 
-log = structlog.get_logger("penstock.broker.deliveries.subscriptions")
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)

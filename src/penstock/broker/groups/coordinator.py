@@ -79,7 +79,7 @@ CHANGES_PER_APPEND_MAX: Final = 64
 _GROUP: Final = ""
 """Instead of a member: the key of the entry that holds the generation of the group."""
 
-log = structlog.get_logger("penstock.broker.groups.coordinator")
+log = structlog.get_logger(__name__)
 
 
 class Coordinator(Part):

@@ -50,7 +50,7 @@ CHANGES_PER_APPEND_MAX: Final = 4096
 IDLE_GROUPS_MAX: Final = 1000
 """Groups without offsets that are remembered after their last session has left."""
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class OffsetKey(NamedTuple):
@@ -276,7 +276,7 @@ class Groups:
                 partition = self._engine.partition(pair[0], index)
                 offset = valid_position(partition, entry.offset, entry.epoch)
                 if offset < entry.offset:
-                    _log.warning(
+                    log.warning(
                         "group_offset_truncated",
                         topic=pair[0],
                         partition=index,
@@ -295,7 +295,7 @@ class Groups:
                 await self._table.change(moved[at : at + CHANGES_PER_APPEND_MAX])
         except PenstockError as error:
             # In memory they are right, and the entries on disk are moved back again at the next start.
-            _log.warning("group_offsets_not_stored", offsets=len(moved), error=str(error))
+            log.warning("group_offsets_not_stored", offsets=len(moved), error=str(error))
 
     # -- members ----------------------------------------------------------------------------------------------------------
 

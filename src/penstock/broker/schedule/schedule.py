@@ -64,7 +64,7 @@ _NEVER_MS: Final = INT64_MAX
 # Read and sent at once by a list of what waits.
 LISTED_ENTRIES_MAX: Final = 512
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Scheduled(NamedTuple):
@@ -380,7 +380,7 @@ class Schedule(Part):
             await appended_together(self._engine, [*parts, self._log.ends(deliverable)])
         except OutcomeUnknown as error:
             # Whether they were delivered is unknown: to deliver them again now might be the second time. A restart will tell.
-            _log.error("delayed_records_not_delivered", records=len(deliverable), error=str(error))
+            log.error("delayed_records_not_delivered", records=len(deliverable), error=str(error))
             return
         except BaseException as error:
             for entry in deliverable:

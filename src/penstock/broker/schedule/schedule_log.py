@@ -25,7 +25,7 @@ SCHEDULE_TOPIC: Final = "__schedule"
 _KEY: Final = Struct(">QQ")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Delayed(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -107,13 +107,13 @@ class ScheduleLog:
                     block = next(iter(await self.partition.read(offset, 1)), None)
                 except CorruptBlock as error:
                     block = None
-                    _log.error("delayed_record_unreadable", offset=offset, due_ms=due_ms, error=str(error))
+                    log.error("delayed_record_unreadable", offset=offset, due_ms=due_ms, error=str(error))
             if block is None:
                 continue
             try:
                 entry = _entry_at(block, due_ms, offset)
             except CorruptMetadata as error:
-                _log.error("delayed_record_unreadable", offset=offset, due_ms=due_ms, error=str(error))
+                log.error("delayed_record_unreadable", offset=offset, due_ms=due_ms, error=str(error))
                 continue
             found.append(entry)
             size_bytes += entry.size_bytes

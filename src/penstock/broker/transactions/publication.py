@@ -29,7 +29,7 @@ from penstock.errors import CorruptBlock, OutcomeUnknown, ShuttingDown, TopicNot
 from penstock.log.api import Batch, BatchFor, BlockBatch, Partition
 from penstock.log.block import Block
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 Changes = list[PreparedChange[Any, Any]]
 
 
@@ -134,7 +134,7 @@ class Publication:
                 if must_exist:
                     raise
                 # The decision cannot be taken back, and there is nowhere to write to.
-                _log.warning("staged_records_dropped", topic=head.topic)
+                log.warning("staged_records_dropped", topic=head.topic)
             size_bytes += len(data) - data_at
             at += 1
         return Chunk([BatchFor(partition, BlockBatch(each)) for partition, each in blocks.items()], at)

@@ -57,7 +57,7 @@ ANSWER_S_MAX: Final = 5.0
 WINNERS_MAX: Final = 10_000
 SEQUENCE_MAX: Final = (1 << 31) - 1
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Committed(Enum):
@@ -370,9 +370,9 @@ class Staging(Part):
         tickets = [] if staged is None else [each for each in staged.tickets.values() if each.entry.chosen >= 0]
         broken = [str(ticket.key) for ticket in tickets if not ticket.has_first(ticket.entry.requests)]
         if staged is None or broken:
-            _log.error("staged_records_missing", application=name, tickets=broken)
+            log.error("staged_records_missing", application=name, tickets=broken)
             return
-        _log.info("staged_commit_resumed", application=name, epoch=commit.epoch, applied=commit.applied)
+        log.info("staged_commit_resumed", application=name, epoch=commit.epoch, applied=commit.applied)
         winners = sorted(tickets, key=lambda ticket: ticket.entry.chosen)
         staged.publication = Publication(staged, commit.epoch, winners, applied=commit.applied)
         _ = self._go_on(staged.publication)

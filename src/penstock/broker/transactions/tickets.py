@@ -65,7 +65,7 @@ IDLE_S_MAX: Final = 120.0
 READ_BYTES: Final = 1 << 20
 DELETED: Final = "after records were staged for it; write the epoch again"
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 OnStaged = Callable[[PenstockError | None], None]
 
@@ -467,7 +467,7 @@ class StagedApplication:
                     self._find_in(block)
         except CorruptBlock as error:
             # What cannot be read is not there: a commit that names it is refused, and its writer writes it again.
-            _log.error("staged_records_unreadable", application=self.name, error=str(error))
+            log.error("staged_records_unreadable", application=self.name, error=str(error))
 
     def _find_in(self, block: Block) -> None:
         offsets, heads, values = block.offsets(), block.keys(), block.values()

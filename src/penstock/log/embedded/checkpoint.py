@@ -32,7 +32,7 @@ from penstock.log.embedded.threads import Threads
 if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 SAVED_INDEX_BYTES_MIN: Final = 16 << 10
 """A checkpoint saves the index of a segment that has none yet, by which a start knows that the segment is missing or empty, or that has
@@ -80,7 +80,7 @@ class Checkpoints:
         if retired is None:
             return
         if not self._carry_late():
-            _log.error("journal_kept", path=str(retired), error="it has late records that the next one lacks")
+            log.error("journal_kept", path=str(retired), error="it has late records that the next one lacks")
             retired = None
         unsynced, self.unsynced = self.unsynced, {}
         work = []
@@ -97,7 +97,7 @@ class Checkpoints:
                 worth_saving = not index.saved_covers or index.covers - index.saved_covers >= self._saved_bytes_min
                 self._covered.append((partition, writer, index.encode() if worth_saving else b"", index.covers))
             except OSError as error:
-                _log.error("journal_kept", path=str(retired), partition=str(partition), error=str(error))
+                log.error("journal_kept", path=str(retired), partition=str(partition), error=str(error))
                 retired = None
         self._running = self._pool.submit(sync_segments, self._disk, work, retired)
         if wait:
@@ -232,7 +232,7 @@ def sync_segments(disk: Disk, work: list[tuple[EmbeddedPartition, int]], retired
             disk.unlink(retired)
         except OSError as error:
             # The next start applies it once more, which is harmless.
-            _log.warning("journal_not_removed", path=str(retired), error=str(error))
+            log.warning("journal_not_removed", path=str(retired), error=str(error))
 
 
 def synced(partition: EmbeddedPartition) -> bool:
@@ -252,4 +252,4 @@ def save_index(writer: SegmentWriter, encoded: bytes, covers: int) -> None:
         writer.save_index(encoded, covers)
     except OSError as error:
         # Only the next start is slower for it.
-        _log.warning("index_not_saved", segment=str(writer.segment.path), error=str(error))
+        log.warning("index_not_saved", segment=str(writer.segment.path), error=str(error))

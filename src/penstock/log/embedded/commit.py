@@ -67,7 +67,7 @@ FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4  # of a group: each takes some 50 us b
 
 _T = TypeVar("_T")
 _tells_of_others = attrgetter("late")
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Committer:
@@ -333,8 +333,8 @@ class Committer:
                 self._write_part(parts[0])
             else:
                 self._write_together(parts, late, now_ms)
-        except Exception as error:  # noqa: BLE001 - a bug: the outcome is unknown, and saying so is the only safe answer
-            _log.exception("commit_failed")
+        except Exception as error:  # a bug: the outcome is unknown, and saying so is the only safe answer
+            log.exception("commit_failed")
             for part in parts:
                 fail(part, f"unexpected error in a commit ({error}); restart the broker")
         for each in late:
@@ -397,8 +397,8 @@ class Committer:
                 continue
             try:
                 each.value = each.batch.make(whole.places)
-            except Exception as error:  # noqa: BLE001 - it harms only itself
-                _log.exception("late_record_failed", partition=str(partition))
+            except Exception as error:  # it harms only itself
+                log.exception("late_record_failed", partition=str(partition))
                 whole.refusal, made = InvalidRequest(f"the records cannot be stored in {partition}: {error}"), False
         return made
 
@@ -425,8 +425,8 @@ class Committer:
             except OSError as error:
                 if not (partition.internal and is_full(error) and self._reserve.release()):
                     refuse_unwritten(part, error)
-            except Exception as error:  # noqa: BLE001 - records that make no block harm only themselves
-                _log.exception("block_encoding_failed", partition=str(partition))
+            except Exception as error:  # records that make no block harm only themselves
+                log.exception("block_encoding_failed", partition=str(partition))
                 part.refuse_what_cannot_be_encoded(error)
         if part.rolled:
             self.forget(partition)

@@ -71,7 +71,7 @@ from penstock.log.watchers import Watchers
 Opened = list[tuple[StoredTopic, OpenedParts]]
 
 _T = TypeVar("_T")
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 _LOCK: Final = "LOCK"
 _RESERVE: Final = "reserve"
@@ -162,7 +162,7 @@ class EmbeddedEngine(Engine):
         try:
             return read_clean_stop(self._data_dir)
         except ValueError as error:
-            _log.error("clean_shutdown_marker_damaged", error=str(error))
+            log.error("clean_shutdown_marker_damaged", error=str(error))
             return None
 
     def _check_restored(self) -> None:
@@ -198,7 +198,7 @@ class EmbeddedEngine(Engine):
             try:
                 await self._loop.run_in_executor(None, self._remove_journals, journals)
             except OSError as error:
-                _log.warning("journal_not_removed", error=str(error))  # the next start applies it once more
+                log.warning("journal_not_removed", error=str(error))  # the next start applies it once more
         interval_s = options.maintenance_interval_s
         # A pass may have rewritten much before it fails, so it is not repeated sooner than it would be anyway.
         self._maintaining = self._background.loop(
@@ -226,7 +226,7 @@ class EmbeddedEngine(Engine):
         except OSError as error:
             if not is_full(error):
                 raise
-            _log.error("epoch_not_saved", topic=topic.info.name, error=str(error))
+            log.error("epoch_not_saved", topic=topic.info.name, error=str(error))
             self._unsaved_epochs.append(topic.info.name)
         return topic
 
@@ -300,7 +300,7 @@ class EmbeddedEngine(Engine):
                 self._disk.write_file(self._data_dir / CLEAN_STOP_FILE, encode_clean_stop(self._ends()))
         except OSError as error:
             # Everything is synced; the next start only has to look.
-            _log.warning("clean_shutdown_marker_not_written", error=str(error))
+            log.warning("clean_shutdown_marker_not_written", error=str(error))
         finally:
             self._release_lock()
 

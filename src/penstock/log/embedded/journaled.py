@@ -19,7 +19,7 @@ from penstock.log.embedded.journal import Journal, JournalRecord
 from penstock.log.embedded.layout import PartitionCommit
 from penstock.log.embedded.write_files import WriteFiles
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 _is_atomic = attrgetter("atomic")
 
 
@@ -142,7 +142,7 @@ class JournaledWrites:
     def _abandon(self) -> None:
         """Begin a new journal file and never delete the present one in this run: only a restart can tell what it holds."""
         path = self._checkpoints.abandon()
-        _log.error("journal_checkpoint_failed", path=str(path))
+        log.error("journal_checkpoint_failed", path=str(path))
 
 
 def _spread_failures(parts: list[PartitionCommit]) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
 
 _T = TypeVar("_T")
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 # What a record costs in a block beside its bytes: its lengths, at most.
@@ -254,8 +254,8 @@ class PartitionCommit:
         for done, answer in answers:
             try:
                 done(answer)
-            except Exception:  # noqa: BLE001 - a bug in one session must not leave the others of this commit unanswered
-                _log.exception("append_callback_failed", partition=str(self.partition))
+            except Exception:  # a bug in one session must not leave the others of this commit unanswered
+                log.exception("append_callback_failed", partition=str(self.partition))
 
 
 def _made(append: Waiting) -> Batch:

@@ -31,7 +31,7 @@ from penstock.log.embedded.rewrite import (
 )
 from penstock.log.embedded.segment import Segment
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Maintenance:
@@ -68,7 +68,7 @@ class Maintenance:
             if partition.deleted or partition.failure is not None:
                 return  # a failure of the partition is told where it refuses writes
             # The log is as it was: a rewrite replaces nothing before it is whole. The next pass tries again.
-            _log.error("maintenance_failed", topic=partition.topic, partition=partition.index, error=str(error))
+            log.error("maintenance_failed", topic=partition.topic, partition=partition.index, error=str(error))
             if isinstance(error, OSError) and not is_full(error):
                 raise NotWritten(
                     f"maintenance of {partition} failed: {error.strerror or error}; check the disk"
@@ -82,7 +82,7 @@ class Maintenance:
                     await self._roll_if_due(partition)
                     await partition.drop_oldest(partition.truncated_segments())
         except OSError as error:
-            _log.error("truncation_not_reclaimed", topic=partition.topic, partition=partition.index, error=str(error))
+            log.error("truncation_not_reclaimed", topic=partition.topic, partition=partition.index, error=str(error))
 
     def stop(self) -> None:
         self._thread.shutdown()
@@ -118,7 +118,7 @@ class Maintenance:
     async def _retain(self, partition: EmbeddedPartition) -> None:
         drop = self._expired_segments(partition)
         if drop:
-            _log.info("retention_applied", topic=partition.topic, partition=partition.index, segments=drop)
+            log.info("retention_applied", topic=partition.topic, partition=partition.index, segments=drop)
             await partition.drop_oldest(drop)
 
     def _expired_segments(self, partition: EmbeddedPartition) -> int:
@@ -150,7 +150,7 @@ class Maintenance:
                     await self._rewrite(partition, [segment], None)
                 except CorruptBlock as error:
                     partition.damaged.add(segment)
-                    _log.error("segment_damaged", error=str(error))
+                    log.error("segment_damaged", error=str(error))
 
     async def _expire(self, partition: EmbeddedPartition) -> None:
         """Rewrite sealed segments in which half of the records that expire have done so: each record is then copied a few times at
@@ -166,7 +166,7 @@ class Maintenance:
                     await self._rewrite(partition, [segment], keep_until(now_ms))
             except CorruptBlock as error:
                 self._half_expired_ms[segment] = None
-                _log.error("segment_damaged", error=str(error))
+                log.error("segment_damaged", error=str(error))
 
     async def _compact(self, partition: EmbeddedPartition) -> None:
         sealed = partition.segments[:-1]

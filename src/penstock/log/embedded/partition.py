@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
 
 _T = TypeVar("_T")
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class _ReadView(NamedTuple):
@@ -268,7 +268,7 @@ class EmbeddedPartition(Partition):
         if self.failure is None:
             self.failure = reason
             self._failed.add(self)
-            _log.error("partition_failed", topic=self.topic, partition=self.index, reason=reason)
+            log.error("partition_failed", topic=self.topic, partition=self.index, reason=reason)
 
     def close(self, *, deleted: bool) -> None:
         """Take no more appends and reads. Appends that wait are still written, unless the topic is deleted."""
@@ -408,7 +408,7 @@ class EmbeddedPartition(Partition):
                 if error.next_offset is None and number < len(view.segments):
                     error.next_offset = view.segments[number].base_offset
                 self._stats.corrupt_blocks += 1
-                _log.error("block_corrupt", topic=self.topic, partition=self.index, error=str(error))
+                log.error("block_corrupt", topic=self.topic, partition=self.index, error=str(error))
                 raise
         return blocks
 

@@ -49,7 +49,7 @@ from penstock.log.embedded.segment import (
 from penstock.log.embedded.syncs import Syncs
 from penstock.log.salts import PartitionSalts
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 TMP_SUFFIX: Final = ".tmp"
 ACCEPT_GAPS: Final = "--set log.accept_gaps=true"
 _STEP_BYTES: Final = 1 << 20
@@ -154,7 +154,7 @@ class PartitionRecovery:
             if name.endswith((DRAFT_SUFFIX, DELETED_SUFFIX, TMP_SUFFIX)):
                 self._disk.unlink(directory / name)
             elif name.endswith(LOG_SUFFIX) and not is_segment_name(name):
-                _log.warning("segment_name_invalid", file=str(directory / name))
+                log.warning("segment_name_invalid", file=str(directory / name))
         finish_interrupted_rewrites(self._disk, directory)
         return file_names(directory)
 
@@ -171,7 +171,7 @@ class PartitionRecovery:
             segment.save_index(segment.index.encode(), sync=False)
         except OSError as error:
             # A full disk must not keep the log from opening; the next start makes the index again.
-            _log.warning("index_not_saved", segment=str(segment.path), error=str(error))
+            log.warning("index_not_saved", segment=str(segment.path), error=str(error))
 
     def _open_last(self, segment: Segment, syncs: Syncs, *, indexed: bool, flushed: bool) -> int:
         """Returns where its file ends, with the space that is reserved in it."""
@@ -203,7 +203,7 @@ class PartitionRecovery:
         damage = segment.rebuild_index(saved.covers)
         if damage is not None:
             self._stats.corrupt_blocks += 1
-            _log.error("block_corrupt", error=str(damage))
+            log.error("block_corrupt", error=str(damage))
 
     def _load(self, path: Path, salts: PartitionSalts, last_timestamp_ms: int, *, indexed: bool) -> Segment:
         """A segment with its saved index, or an empty one if there is none that fits. `indexed`: whether an index file is there."""
@@ -263,7 +263,7 @@ class PartitionRecovery:
                 behind = segment.next_whole_block(position, size, following)
                 assert behind is not None, "the one that begins a commit is whole"
                 self._stats.corrupt_blocks += 1
-                _log.error("block_corrupt", error=str(error), resumes_at=behind[0])
+                log.error("block_corrupt", error=str(error), resumes_at=behind[0])
                 position = behind[0]
         return end, whole, end == size
 
@@ -283,7 +283,7 @@ class PartitionRecovery:
         self._stats.torn_tails += 1
         kept = segment.path.with_suffix(f".torn-at-{end}")
         copied = self._keep_aside(kept, fd, end, data_end)
-        _log.warning(
+        log.warning(
             "torn_tail_cut",
             file=str(segment.path),
             position=end,
@@ -309,7 +309,7 @@ class PartitionRecovery:
             if not is_full(error):
                 raise
             # A full disk must not keep the log from opening; only file systems that copy on write need space for this.
-            _log.error("tail_not_rewritten", file=str(segment.path), error=str(error))
+            log.error("tail_not_rewritten", file=str(segment.path), error=str(error))
 
     def _keep_aside(self, kept: Path, fd: int, position: int, end: int) -> bool:
         """Copy a torn tail to a file of its own; False if even the reserve and the tail itself do not make enough room."""
@@ -326,7 +326,7 @@ class PartitionRecovery:
             self._disk.write_file(kept, tail)
         except OSError as error:
             # A full disk must not keep the log from opening, and of these records nobody was told that they are stored.
-            _log.error("torn_tail_not_copied", file=str(kept), bytes=len(tail), error=str(error))
+            log.error("torn_tail_not_copied", file=str(kept), bytes=len(tail), error=str(error))
             return False
         return True
 
@@ -380,7 +380,7 @@ class PartitionRecovery:
             raise MissingSegment(
                 f"{text}; restore it from a backup, or start with {ACCEPT_GAPS} to serve what is there"
             )
-        _log.error("gap_accepted", detail=text)
+        log.error("gap_accepted", detail=text)
 
 
 def _index(segment: Segment, commit: list[tuple[Block, int]]) -> None:
@@ -466,12 +466,12 @@ def redo_journal(
             syncs.owe(target)
             applied += len(entries)
         if torn:
-            _log.warning("journal_torn", journal=str(path), position=torn[0])
+            log.warning("journal_torn", journal=str(path), position=torn[0])
         if positions:
             redone.damaged.append(path)
-            _log.error("journal_damaged", journal=str(path), positions=positions)
+            log.error("journal_damaged", journal=str(path), positions=positions)
     if applied:
-        _log.info("journal_applied", blocks=applied)
+        log.info("journal_applied", blocks=applied)
     return redone
 
 

@@ -35,7 +35,7 @@ from penstock.log.embedded.segment import (
     segment_paths,
 )
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 DRAFT_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
@@ -167,7 +167,7 @@ class Rewriter:
             replacement.save_index(index.encode(), sync=False)
         except OSError as error:
             # The segment is in place; only the next start is slower for it.
-            _log.warning("index_not_saved", segment=str(path), error=str(error))
+            log.warning("index_not_saved", segment=str(path), error=str(error))
         return replacement
 
     def _publish(self, draft: Path, swap: Path, segments: Sequence[Segment]) -> None:
@@ -232,7 +232,7 @@ def _finish(disk: Disk, swap: Path) -> Path:
 def finish_interrupted_rewrites(disk: Disk, directory: Path) -> None:
     for swap in swap_paths(directory):
         if is_superseded(swap, segment_paths(directory)):
-            _log.warning("swap_file_removed", file=str(swap))
+            log.warning("swap_file_removed", file=str(swap))
             disk.unlink(swap)
         else:
             _finish(disk, swap)

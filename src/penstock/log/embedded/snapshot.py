@@ -41,7 +41,7 @@ from penstock.log.embedded.manifest import (
 from penstock.log.embedded.segment import INDEX_SUFFIX, Segment
 from penstock.log.salts import METADATA_COPY, METADATA_FILE
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 SNAPSHOTS_DIRECTORY: Final = "snapshots"
 UNHELD_S_MAX: Final = 60.0
@@ -175,7 +175,7 @@ class Snapshots:
             self._made_at.pop(directory.name, None)
         except OSError as error:
             # It costs space, which a later pass gets back.
-            _log.warning("snapshot_not_removed", directory=str(directory), error=str(error))
+            log.warning("snapshot_not_removed", directory=str(directory), error=str(error))
 
 
 def _is_held(directory: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 Task = Callable[[], None]
 
@@ -72,8 +72,8 @@ class TaskThread:
                 with self._turn:
                     task()
                     self._run_due()
-            except Exception:  # noqa: BLE001 - without this thread nothing would ever be answered again
-                _log.exception("task_failed", thread=self._thread.name)
+            except Exception:  # without this thread nothing would ever be answered again
+                log.exception("task_failed", thread=self._thread.name)
 
 
 class Threads:

@@ -33,7 +33,7 @@ from penstock.log.salts import (
     encode_metadata,
 )
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 # The directory name is for people; the id makes it unique, so the name may be shortened and its odd characters replaced.
 _READABLE_MAX: Final = 80
@@ -103,7 +103,7 @@ class TopicFiles:
         try:
             self._disk.remove_tree(hidden)
         except OSError as error:
-            _log.warning("deleted_topic_not_removed", directory=str(hidden), error=str(error))
+            log.warning("deleted_topic_not_removed", directory=str(hidden), error=str(error))
 
     def discard(self, info: TopicInfo) -> None:
         """Take away what a creation that failed has left, as far as the disk lets us."""
@@ -111,7 +111,7 @@ class TopicFiles:
             if self.directory(info).exists():
                 self.remove_hidden(self.hide(info))
         except OSError as error:
-            _log.error("failed_topic_creation_not_removed", directory=str(self.directory(info)), error=str(error))
+            log.error("failed_topic_creation_not_removed", directory=str(self.directory(info)), error=str(error))
 
     def load_all(self) -> list[StoredTopic]:
         """Every topic there is, finishing deletions that a crash interrupted.
@@ -129,7 +129,7 @@ class TopicFiles:
         for directory in directories:
             copies = found.get(directory)
             if not (copies and copies.whole) and not directory.is_dir():
-                _log.warning("unexpected_file", file=str(directory))
+                log.warning("unexpected_file", file=str(directory))
             elif copies is None:
                 self._disk.remove_tree(directory)
             elif (topic := self._mended(directory, copies)) is not None:
@@ -186,12 +186,12 @@ class TopicFiles:
         whole = copies.whole
         if whole:
             if len(whole) < 2 or whole[0] != whole[1]:
-                _log.warning("topic_metadata_repaired", directory=str(directory))
+                log.warning("topic_metadata_repaired", directory=str(directory))
                 try:
                     self.save(whole[0])
                 except OSError as error:
                     # A full disk must not keep the log from opening; one good copy is enough for that.
-                    _log.warning("topic_metadata_not_repaired", directory=str(directory), error=str(error))
+                    log.warning("topic_metadata_not_repaired", directory=str(directory), error=str(error))
             return whole[0]
         if copies.damaged:
             raise CorruptMetadata(
@@ -199,7 +199,7 @@ class TopicFiles:
                 f"{METADATA_FILE} from a backup, or move the directory away to start without this topic (nothing in it was changed)"
             )
         if any(directory.glob("*/*")):
-            _log.error("topic_metadata_missing", directory=str(directory))
+            log.error("topic_metadata_missing", directory=str(directory))
         else:
             self._disk.remove_tree(directory)  # a creation that never finished
         return None

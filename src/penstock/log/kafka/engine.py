@@ -63,7 +63,7 @@ FOLLOWED_AT_ONCE: Final = 100
 CLOSE_S_MAX: Final = 10.0
 """How long closing waits for answers beyond the time that an append waits."""
 
-log = structlog.get_logger("penstock.kafka")
+log = structlog.get_logger(__name__)
 
 
 class KafkaEngine(Engine):
@@ -222,7 +222,7 @@ class KafkaEngine(Engine):
     async def _begin_to_lead(self) -> None:
         """Fence who led before, complete what that node was about, and write from now on what the others follow."""
         assert self._table is not None
-        log.info("begins_to_lead", node=self._node)
+        log.info("leadership_acquired", node=self._node)
         async with self._changing, self._catching_up:
             await self._client.refresh()
             await self._take_over(self._settings.topic_prefix)
@@ -329,7 +329,7 @@ class KafkaEngine(Engine):
             async with asyncio.timeout(self._settings.append_s_max + CLOSE_S_MAX):
                 await self._sender.drained()
         except TimeoutError:
-            log.warning("kafka_closed_unanswered", consequence="appends in flight have an unknown outcome")
+            log.warning("kafka_appends_abandoned", consequence="appends in flight have an unknown outcome")
         await self._release()
 
     async def _release(self) -> None:

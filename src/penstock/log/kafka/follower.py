@@ -31,7 +31,7 @@ PAUSE_S_MAX: Final = 0.05
 _PARTITION_S: Final = 20e-6
 """What naming a partition in a request costs, roughly: many of them are asked about less often."""
 
-log = structlog.get_logger("penstock.kafka")
+log = structlog.get_logger(__name__)
 
 
 class Follower:

@@ -29,7 +29,7 @@ PROTOCOL: Final = "penstock-nodes"
 _LEAVE_S_MAX: Final = 2.0
 _JOIN_AGAIN: Final = frozenset({Code.REBALANCE_IN_PROGRESS, Code.ILLEGAL_GENERATION})
 
-log = structlog.get_logger("penstock.kafka")
+log = structlog.get_logger(__name__)
 
 
 class _Said(msgspec.Struct, frozen=True):

@@ -72,7 +72,7 @@ LED_BY_ANOTHER: Final = (
 )
 """For one node of several."""
 
-log = structlog.get_logger("penstock.kafka")
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)

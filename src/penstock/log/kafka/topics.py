@@ -35,7 +35,7 @@ CONFIGS_AT_ONCE: Final = 500
 FOREVER: Final = -1
 
 _T = TypeVar("_T")
-log = structlog.get_logger("penstock.kafka")
+log = structlog.get_logger(__name__)
 
 
 class _Settings(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ JOINED_OFFSETS_MAX: Final = 1 << 20
 SAVE_S: Final = 1.0
 
 _T = TypeVar("_T")
-log = structlog.get_logger("penstock.migrate")
+log = structlog.get_logger(__name__)
 
 OnProgress = Callable[[int, int], None]
 """Told how many records were copied or verified, and how many bytes they have."""

@@ -17,13 +17,19 @@ from typing import Final
 
 from penstock.broker.access.checks import Principal
 from penstock.broker.deliveries.subscription import Subscription
-from penstock.net.session import Connection
+from penstock.net.session import Connection, Introduction
 from penstock.protocols.blipmq import codec
 from penstock.protocols.blipmq.codec import Frame, IdRun, Message
 from penstock.protocols.blipmq.session import SILENCE, BlipMQ, BlipMQSession
 from penstock.protocols.blipmq.wire import HEAD_BYTES, ID_FRAME, LENGTH_BYTES, LENGTH_MAX, FrameType
 from penstock.protocols.conversation import ReplySlot
-from penstock.protocols.leader_link import DialLeader, LeaderLink
+from penstock.protocols.leader_link import (
+    DialLeader,
+    LeaderLink,
+    introduced_key,
+    introduced_principal,
+    introduction_of,
+)
 
 _PING, _SUBSCRIBE, _PUBLISH = int(FrameType.PING), int(FrameType.SUBSCRIBE), int(FrameType.PUBLISH)
 _ANSWERS: Final = (int(FrameType.ACK), int(FrameType.NACK))
@@ -43,8 +49,9 @@ class NodeBlipMQ:
             return BlipMQSession(self._shared, connection)
         return FollowingSession(self._shared, connection, self._dial_leader)
 
-    def introduced(self, connection: Connection, principal: Principal, key_digest: bytes | None) -> BlipMQSession:
-        """Open a session for a client that has logged in on another node, with an API key that may be revoked if there is a digest."""
+    def introduced(self, connection: Connection, introduction: Introduction) -> BlipMQSession:
+        """Open a session for a client that has logged in on another node."""
+        principal, key_digest = introduced_principal(introduction), introduced_key(introduction)
         return IntroducedSession(self._shared, connection, principal, key_digest)
 
 
@@ -120,7 +127,7 @@ class FollowingSession(BlipMQSession):
             self._link = LeaderLink(
                 self._connection,
                 self._dial.leader,
-                partial(self._dial.dial, principal, None, self._key_digest),
+                partial(self._dial.dial, introduction_of("blipmq", principal, key_digest=self._key_digest)),
                 received=self._received,
                 ended=self._lost,
             )

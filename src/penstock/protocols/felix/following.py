@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from penstock.errors import LimitExceeded, OutcomeUnknown, PenstockError
 from penstock.net.quic_session import QuicConnection, Stream, StreamSession
-from penstock.net.session import Connection
+from penstock.net.session import Connection, Introduction
 from penstock.protocols.conversation import ReplySlot
 from penstock.protocols.felix.codec.frames import Frame, encode_message
 from penstock.protocols.felix.codec.messages import (
@@ -38,26 +38,16 @@ from penstock.protocols.felix.server.stream import Answering, FelixStream
 from penstock.protocols.felix.server.subscribing import Subscriptions
 from penstock.protocols.felix.session import Felix, FelixConnection
 from penstock.protocols.felix.wire import PAYLOAD_BYTES_MAX
-from penstock.protocols.leader_link import Streams
+from penstock.protocols.leader_link import DialLeader, introduced_key, introduced_principal, introduction_of
 from penstock.protocols.stream_link import Kind, LinkedSession, LinkedSessions, StreamLink
 
 Led = CacheGet | CachePut | CacheDelete | GroupPoll | GroupAck | GroupNack
 
 
-class DialFelixLeader(Protocol):
-    """How the node that leads is reached, for clients of Felix."""
-
-    def leader(self) -> str | None:
-        """Who leads, as far as that is known."""
-
-    async def dial(self, identity: Identity, *, is_native: bool, with_codes: bool) -> Streams:
-        """Connect, for who asks and the form of answers that the client takes. Raises NotLeading."""
-
-
 class NodeFelix:
     """Makes the sessions of one of several nodes: of connections to it, and of streams that other nodes speak for."""
 
-    def __init__(self, felix: Felix, dial_leader: DialFelixLeader) -> None:
+    def __init__(self, felix: Felix, dial_leader: DialLeader) -> None:
         self.stats = felix.stats
         self.linked = LinkedSessions()
         self._shared = felix.shared
@@ -66,12 +56,12 @@ class NodeFelix:
     def __call__(self, connection: QuicConnection) -> FelixConnection:
         return FelixConnection(self._shared, connection, partial(FollowingStream, self._dial_leader))
 
-    def introduced(
-        self, connection: Connection, identity: Identity, *, is_native: bool, with_codes: bool
-    ) -> LinkedSession:
+    def introduced(self, connection: Connection, introduction: Introduction) -> LinkedSession:
         """Open a session for a client of another node."""
+        identity = Identity(introduced_principal(introduction), introduction.tenant, introduced_key(introduction))
+        is_native = bool(introduction.native)
         begin = partial(
-            IntroducedStream, self._shared, connection, identity, is_native=is_native, with_codes=with_codes
+            IntroducedStream, self._shared, connection, identity, is_native=is_native, with_codes=introduction.codes
         )
         return self.linked.open(connection, begin)
 
@@ -81,7 +71,7 @@ class FollowingStream(FelixStream):
 
     __slots__ = ("_answered", "_asked", "_dial", "_is_link_ending", "_link", "_link_of", "_looked_for")
 
-    def __init__(self, dial: DialFelixLeader, *given: Any, **named: Any) -> None:
+    def __init__(self, dial: DialLeader, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._dial = dial
         self._link: StreamLink | None = None
@@ -146,7 +136,15 @@ class FollowingStream(FelixStream):
             self._unlink()
             self._link_of = link_of
             self._is_link_ending = False
-            dialing = partial(self._dial.dial, self._identity, is_native=self._said_auth, with_codes=self._with_codes)
+            introduction = introduction_of(
+                "felix",
+                self._identity.principal,
+                native=self._said_auth,
+                key_digest=self._identity.key_digest,
+                tenant=self._identity.tenant_id,
+                codes=self._with_codes,
+            )
+            dialing = partial(self._dial.dial, introduction)
             self._link = StreamLink(
                 self._stream, self._dial.leader, dialing, answered=self._take_answer, ended=self._link_ended
             )

@@ -19,7 +19,7 @@ from penstock.broker.records.spreading import Placement, Scattered
 from penstock.clock import Clock
 from penstock.errors import PenstockError, TopicNotFound
 from penstock.log.api import Appended
-from penstock.net.session import Connection
+from penstock.net.session import Connection, Introduction
 from penstock.protocols.conversation import INTERNAL_ERROR, REQUEST_BYTES_MIN, Conversation, ReplySlot
 from penstock.protocols.flymq.codec.frames import (
     Call,
@@ -61,7 +61,7 @@ from penstock.protocols.flymq.server.forwarding import (
     sent_again,
     topic_of,
 )
-from penstock.protocols.leader_link import DialLeader
+from penstock.protocols.leader_link import DialLeader, introduced_principal
 from penstock.stats import SessionStats
 
 REQUESTS_PER_TURN_MAX = 64
@@ -121,9 +121,10 @@ class FlyMQ:
     def __call__(self, connection: Connection) -> FlyMQSession:
         return FlyMQSession(self, connection, self.principal.seen_at(connection.peer, connection.principal_hint))
 
-    def introduced(self, connection: Connection, principal: Principal, *, native: bool | None) -> FlyMQSession:
+    def introduced(self, connection: Connection, introduction: Introduction) -> FlyMQSession:
         """Open a session for a client that another node speaks for."""
-        return FlyMQSession(self, connection, principal, native=native, is_introduced=True)
+        principal = introduced_principal(introduction)
+        return FlyMQSession(self, connection, principal, native=introduction.native, is_introduced=True)
 
 
 class FlyMQSession(Conversation[Request]):

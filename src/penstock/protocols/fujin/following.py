@@ -12,9 +12,8 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from penstock.broker.access.checks import Principal
 from penstock.net.quic_session import QuicConnection, Stream
-from penstock.net.session import Connection
+from penstock.net.session import Connection, Introduction
 from penstock.protocols.bytes import U16, U32, blob32
 from penstock.protocols.conversation import REQUEST_BYTES_MIN
 from penstock.protocols.fujin.codec.commands import SharedForm, WriteForm
@@ -25,7 +24,7 @@ from penstock.protocols.fujin.server.talk import Talk
 from penstock.protocols.fujin.server.writer import Writer
 from penstock.protocols.fujin.session import Fujin, FujinConnection
 from penstock.protocols.fujin.wire import Request
-from penstock.protocols.leader_link import DialLeader
+from penstock.protocols.leader_link import DialLeader, introduced_principal, introduction_of
 from penstock.protocols.stream_link import LOST, Kind, LinkedSession, LinkedSessions, StreamLink
 
 
@@ -41,10 +40,10 @@ class NodeFujin:
     def __call__(self, connection: QuicConnection) -> FujinConnection:
         return self._shared(connection)
 
-    def introduced(self, connection: Connection, principal: Principal, *, deployed: bool) -> LinkedSession:
-        """Open a session for a client of another node. `deployed`: replies must avoid the faults of deployed clients."""
-        shared = self._shared
-        form = SharedForm(None if deployed else WriteForm.TABLE)
+    def introduced(self, connection: Connection, introduction: Introduction) -> LinkedSession:
+        """Open a session for a client of another node. Replies to a native one must avoid the faults of deployed clients."""
+        shared, principal = self._shared, introduced_principal(introduction)
+        form = SharedForm(None if introduction.native else WriteForm.TABLE)
 
         def begin(stream: Stream) -> Talk:
             return Talk(
@@ -163,7 +162,7 @@ class FollowingTalk(Talk):
         self._link = StreamLink(
             self.stream,
             self._dial.leader,
-            partial(self._dial.dial, self.principal, deployed),
+            partial(self._dial.dial, introduction_of("fujin", self.principal, native=deployed)),
             answered=self.send,
             ended=self._link_ended,
             whole=not self._is_passed_on,  # between those to a writer there may be some of here

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.broker.access.checks import ANONYMOUS, Principal
+from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.errors import OutcomeUnknown
 from penstock.log.block import encode_block
+from penstock.net.session import Introduction, Streams
 from penstock.protocols.flymq.operations.operation import BadRequest, encode_reply, encode_request
 from penstock.protocols.flymq.operations.records import ProduceOnce, StoredOnce
 from penstock.protocols.flymq.operations.spark import WriteEpoch, WrittenEpoch
@@ -19,7 +20,6 @@ from penstock.protocols.flymq.operations.topics import DeleteTopic, ListTopics
 from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.server.forwarding import ASKED_MAX, LeaderSession, sent_again
 from penstock.protocols.flymq.session import FlyMQ
-from penstock.protocols.leader_link import Streams
 from penstock.testing.clock import ManualClock
 from tests.protocols.flymq.conversation import Conversation
 
@@ -43,7 +43,7 @@ class Leader:
     def leader(self) -> str:
         return "one"
 
-    async def dial(self, principal: Principal, native: bool | None, key_digest: bytes | None = None) -> Streams:
+    async def dial(self, introduction: Introduction) -> Streams:
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()
         return await asyncio.open_connection(host, port)

@@ -92,7 +92,7 @@ _NAMES: Final[dict[type, str]] = {
 
 Answering = Coroutine[Any, Any, bytes]
 
-log = structlog.get_logger("penstock.protocols.felix")
+log = structlog.get_logger(__name__)
 
 
 class FelixStream(Conversation[Frame]):

@@ -26,7 +26,7 @@ from penstock.protocols.felix.server.feed import Feed
 from penstock.protocols.felix.server.identities import Identity
 from penstock.protocols.felix.wire import CLOSE_GONE, CLOSE_SLOW
 
-log = structlog.get_logger("penstock.protocols.felix")
+log = structlog.get_logger(__name__)
 
 
 class Subscriber:

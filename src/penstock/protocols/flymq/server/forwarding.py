@@ -16,13 +16,14 @@ from penstock.broker.access.checks import Principal
 from penstock.broker.topics.settings import format_topic_config
 from penstock.errors import OutcomeUnknown
 from penstock.log.api import TopicConfig
+from penstock.net.session import Streams
 from penstock.protocols.flymq.errors import decode_error, error_for
 from penstock.protocols.flymq.operations import records, topics
 from penstock.protocols.flymq.operations.operation import Operation, encode_request
 from penstock.protocols.flymq.server.dispatch import HANDLERS, ON_EVERY_NODE, WRITERS
 from penstock.protocols.flymq.server.topics import SCHEMA_SETTING
 from penstock.protocols.flymq.wire import ERROR, HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
-from penstock.protocols.leader_link import LOOK_S, DialLeader, Streams
+from penstock.protocols.leader_link import LOOK_S, DialLeader, introduction_of
 
 Again = Callable[[], bytes]
 ASKED_MAX: Final = 3
@@ -99,7 +100,7 @@ class LeaderSession:
             ):
                 return self._streams
             self.close()
-        self._streams = await self._dial.dial(principal, native)
+        self._streams = await self._dial.dial(introduction_of("flymq", principal, native=native))
         self._for = (principal, native, self._dial.leader())
         return self._streams
 

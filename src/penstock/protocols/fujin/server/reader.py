@@ -58,7 +58,7 @@ FAREWELL_S: Final = 0.1
 UNCONFIRMED_MAX: Final = 4096
 """Records on their way to a reader with auto commit."""
 
-log = structlog.get_logger("penstock.protocols.fujin")
+log = structlog.get_logger(__name__)
 
 
 class _HeldFetch(NamedTuple):
