@@ -379,10 +379,10 @@ class Load:
         self._wait_for_readers(lambda: self.readers.empty_s > killed_s)
         self.readers.stop()
         twice = sum(count > 1 for count in stored.values())
-        again = sum(len(sender.sent_again) for sender in self.senders)
-        _say(
-            f"{acknowledged(self.senders):,} values acknowledged, {again:,} sent again, of which {twice:,} are stored twice"
-        )
+        again = sum(len(sender.sent_again) for sender in self.senders if sender not in self.producers)
+        given_up = sum(len(producer.sent_again) for producer in self.producers)
+        _say(f"{acknowledged(self.senders):,} values acknowledged, {again:,} sent again by another client")
+        _say(f"{twice:,} of these are stored twice; {given_up:,} of idempotent producers got no answer")
         _say(
             f"{len(self.readers.delivered):,} delivered, {len(self.readers.acknowledged):,} acknowledgements confirmed"
         )
