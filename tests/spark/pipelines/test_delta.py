@@ -20,7 +20,7 @@ from bench.driver_rows import Rows
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.pipelines.tables import delta as module
 from penstock.spark.pipelines.tables.data_files import write_data_files
-from penstock.spark.pipelines.tables.delta import DeltaLakeTable
+from penstock.spark.pipelines.tables.delta import KEPT_IN_LOG, DeltaLakeTable
 from penstock.spark.pipelines.tables.delta_log import LOG, LOG_CHECKPOINT_COMMITS
 from penstock.spark.pipelines.tables.delta_merge import merge_rows
 from penstock.spark.pipelines.tables.stores import LocalStore
@@ -294,6 +294,25 @@ def test_vacuum_deletes_files_of_failed_attempts_and_never_those_of_a_batch_unde
     assert under_way.exists()
     assert len(data_files(path)) == 5, "replaced files stay for readers that began before"
     assert ids(path) == list(range(30))
+
+
+def test_replaced_files_are_in_the_log_for_as_long_as_they_are_kept(path: str) -> None:
+    def kept() -> str | None:
+        return DeltaTable(path).metadata().configuration.get(KEPT_IN_LOG)
+
+    table = claimed(path)
+    append(path, 0)
+    for keep_s, named in ((DAY_S, "24 hours"), (30 * DAY_S, "720 hours"), (2 * DAY_S, "720 hours")):
+        table.vacuum(keep_s)
+        assert kept() == f"interval {named}"
+    append(path, 1)
+    assert (DeltaTable(path).version(), ids(path)) == (2, list(range(20)))
+    other = f"{path}-of-before"
+    write_deltalake(other, pa.table({"id": [1]}))
+    DeltaLakeTable(None, other).vacuum(7 * DAY_S)
+    assert DeltaTable(other).version() == 0, "a week is the library's default"
+    DeltaLakeTable(None, other).vacuum(8 * DAY_S)
+    assert DeltaTable(other).metadata().configuration[KEPT_IN_LOG] == "interval 192 hours"
 
 
 @pytest.mark.parametrize("keep_s", [0, 60, DAY_S - 1])

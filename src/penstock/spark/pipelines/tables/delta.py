@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,13 +33,23 @@ from penstock.spark.pipelines.tables.delta_log import (
 )
 from penstock.spark.pipelines.tables.delta_merge import merge_rows
 from penstock.spark.pipelines.tables.stores import DeltaStore, LocalStore, Store
-from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, Compacted, Table, check_keep, merged_columns
+from penstock.spark.pipelines.tables.table import (
+    COMMIT_ATTEMPTS_MAX,
+    VACUUM_KEEP_S_MIN,
+    Compacted,
+    Table,
+    check_keep,
+    merged_columns,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+KEPT_IN_LOG: Final = "delta.deletedFileRetentionDuration"
+"""How long the log names files that were replaced."""
+KEPT_IN_LOG_DEFAULT: Final = "interval 168 hours"
 LAST_CHECKPOINT: Final = "_last_checkpoint"
 """The file that names the newest checkpoint of the log."""
 DATE: Final = "date"
@@ -181,7 +192,10 @@ class DeltaLakeTable(Table):
             actions,
             mode="error",
             partition_by=self._partition_by or None,
-            configuration={"delta.checkpointInterval": str(LOG_CHECKPOINT_COMMITS)},
+            configuration={
+                "delta.checkpointInterval": str(LOG_CHECKPOINT_COMMITS),
+                KEPT_IN_LOG: f"interval {VACUUM_KEEP_S_MIN // 3600} hours",
+            },
             storage_options=self._options,
             commit_properties=properties,
         )
@@ -301,11 +315,25 @@ class DeltaLakeTable(Table):
 
     def vacuum(self, keep_s: float) -> int:
         check_keep(keep_s)
+        hours = -(-int(keep_s) // 3600)
+        self._keep_in_log(hours)
         # Full: the files of failed attempts are in no commit, and nothing else removes them.
         deleted = self._opened().vacuum(
-            retention_hours=-(-int(keep_s) // 3600), dry_run=False, enforce_retention_duration=False, full=True
+            retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True
         )
         return len(deleted)
+
+    def _keep_in_log(self, hours: int) -> None:
+        """Let the log name replaced files for this long. A vacuum takes those that it does not name for files of failed attempts, however
+        short the time since they were replaced. For no longer either: every look at the table reads what the log names."""
+        delta = self._opened()
+        found = re.fullmatch(
+            r"interval (\d+) hours", delta.metadata().configuration.get(KEPT_IN_LOG, KEPT_IN_LOG_DEFAULT)
+        )
+        if found is None or int(found[1]) < hours:
+            first_version = delta.version() + 1
+            delta.alter.set_table_properties({KEPT_IN_LOG: f"interval {hours} hours"})
+            self._sync_log(first_version)
 
     # -- the library ------------------------------------------------------------------------------------------------------
 
