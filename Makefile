@@ -194,9 +194,9 @@ hostile: $(SETUP_DONE) ## what a thousand hostile peers cost a broker in memory 
 	@$(BIN)/python -m tests.crash.hostile
 
 .PHONY: torture-cluster
-torture-cluster: $(SETUP_DONE) ## three brokers of Kafka and three nodes, killed, frozen and cut off under load (ROUNDS=14)
+torture-cluster: $(SETUP_DONE) ## three brokers of Kafka and three nodes, killed, frozen, cut off and stopped under load (ROUNDS=22)
 	@scripts/install-kafka
-	@$(BIN)/python -m tests.crash.cluster_faults --rounds $(or $(ROUNDS),14)
+	@$(BIN)/python -m tests.crash.cluster_faults --rounds $(or $(ROUNDS),22)
 
 .PHONY: torture-migration
 torture-migration: $(SETUP_DONE) ## a log is moved to Kafka and back under load, the command killed (RECORDS=1000000 KILLS=3)

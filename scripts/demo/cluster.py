@@ -1,26 +1,29 @@
 """See a cluster work: `make demo-cluster`. Three brokers of Kafka, three nodes in front of them, orders over every protocol, and one of
 each killed meanwhile.
 
-Everything happens in a temporary directory and on free ports. Every channel connects to another node when its own is gone, and sends again
-what was not acknowledged. At the end each acknowledged order must be there, and the demo ends with an error if one is not.
+Everything happens in a temporary directory and on free ports. Every channel has a client that knows all nodes and goes on with another when
+its own is gone; the channel sends again what was not acknowledged. At the end each acknowledged order must be there, and the demo ends with
+an error if one is not.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
 from bench.kafka import KafkaCluster, KafkaMissing
+from bench.processes import HOST, free_port
 from penstock.clock import SystemClock
 from penstock.errors import JavaMissing, PenstockError
 from penstock.net.certificates import own_certificate
@@ -80,7 +83,8 @@ def make_nodes(
     """Nodes that differ only by their name and the addresses that each is given: of Kafka, and in `clusters` of itself for the others, as
     settings of `[cluster]`. `more` are further sections of the configuration, the same for all.
 
-    QUIC clients may have their TLS connection with any of them, so all have one certificate.
+    QUIC clients may have their TLS connection with any of them, so all have one certificate. A node that is started again has the ports of
+    before, which clients know.
     """
     made = own_certificate(directory, SystemClock())
     nodes = []
@@ -90,7 +94,7 @@ def make_nodes(
         for file in (made.cert, made.key):
             shutil.copy2(file, data_dir)
         tls = f'tls = {{ cert = "{made.cert}", key = "{made.key}" }}\n'
-        listeners = configuration()
+        listeners = re.sub(f"{HOST}:0", lambda _: f"{HOST}:{free_port()}", configuration())
         for protocol in ("fujin", "felix"):
             listeners = listeners.replace(f"[listeners.{protocol}]\n", f"[listeners.{protocol}]\n{tls}")
         cluster = 'bind = "127.0.0.1:0"' if clusters is None else clusters[name]
@@ -136,7 +140,7 @@ def show_matrix(narrator: Narrator, nodes: Sequence[BrokerProcess]) -> None:
 
 
 class Channel(threading.Thread):
-    """A part of the shop that sends its orders until each is acknowledged, to whichever node is there."""
+    """A part of the shop that sends its orders until each is acknowledged, over one client, first to a node of its own."""
 
     def __init__(
         self,
@@ -152,11 +156,13 @@ class Channel(threading.Thread):
         """Values."""
         self.sent_again: set[bytes] = set()
         """Values that may be stored twice: nobody said whether they were stored the first time."""
+        self.errors: Counter[str] = Counter()
+        """What was raised before values were sent again, by the name of the class."""
         self.longest_s = 0.0
         self.failure: str | None = None
-        self._nodes = nodes
+        first = number % len(nodes)
+        self._nodes = [*nodes[first:], *nodes[:first]]
         self._chunks = chunks
-        self._number = number
         self._pause_s = pause_s
         self._speaker: Speaker | None = None
 
@@ -180,25 +186,23 @@ class Channel(threading.Thread):
             try:
                 self._connected().send(TOPIC, chunk)
                 return
-            except (PenstockError, OSError):
+            except PenstockError as error:
                 if time.monotonic() > deadline:
                     raise
+                self.errors[type(error).__name__] += 1
                 if self._speaker is not None:
                     self.sent_again.update(value for _, value in chunk)
-                self._disconnect()
+                time.sleep(PAUSE_S)
 
     def _connected(self) -> Speaker:
         if self._speaker is None:
-            there = alive(self._nodes)
-            self._speaker = self.kind(there[self._number % len(there)])
-            self._number += 1
+            self._speaker = self.kind(*self._nodes)
         return self._speaker
 
     def _disconnect(self) -> None:
         speaker, self._speaker = self._speaker, None
         if speaker is not None:
-            with suppress(PenstockError, OSError):
-                speaker.client.close()
+            speaker.client.close()
 
 
 def a_day(number: int, kind: type[Speaker]) -> Iterator[Sequence[tuple[bytes, bytes]]]:
@@ -295,14 +299,16 @@ def what_is_wrong(stored: Counter[bytes], channels: Sequence[Channel]) -> str:
 
 
 def read_with_spark(narrator: Narrator, nodes: Sequence[BrokerProcess], channels: Sequence[Channel]) -> None:
-    narrator.step("The same in Spark", "The topic is a table; here it is read through a node that is left.")
+    narrator.step(
+        "The same in Spark", "The topic is a table. Spark knows all nodes, too, and reads through one that is left."
+    )
     import penstock.spark
 
     spark = penstock.spark.session()
     try:
         records = (
             spark.read.format("penstock")
-            .option("penstock.bootstrap", alive(nodes)[0].address)
+            .option("penstock.bootstrap", ",".join(node.address for node in nodes))
             .option("subscribe", TOPIC)
             .load()
         )

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import penstock
+from penstock.clients.url import split_url
 from penstock.testing.process import BrokerProcess
 
 READ_S_MAX: Final = 30.0
@@ -16,14 +17,16 @@ BLIPMQ_KEY: Final = "demo-key"
 
 
 class Speaker(ABC):
-    """One protocol, over one connection."""
+    """One protocol, over one connection at a time: to the first of some brokers, or to another if that one is gone."""
 
     name: str
     manner: str
     """What is special about how it writes or reads."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        self.client: Any = penstock.connect(self.url(broker))
+    def __init__(self, *brokers: BrokerProcess) -> None:
+        addresses = [split_url(self.url(broker)) for broker in brokers]
+        hosts = ",".join(address.hosts for address in addresses)
+        self.client: Any = penstock.connect(str(addresses[0]._replace(hosts=hosts)))
 
     @classmethod
     @abstractmethod
@@ -68,8 +71,8 @@ class BlipMQ(Speaker):
     name = "BlipMQ"
     manner = "TCP, messages of a queue"
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        super().__init__(broker)
+    def __init__(self, *brokers: BrokerProcess) -> None:
+        super().__init__(*brokers)
         self._subscriptions: dict[str, int] = {}
 
     @classmethod
@@ -123,8 +126,8 @@ class Felix(Speaker):
     name = "Felix"
     manner = "QUIC, binary batches"
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        super().__init__(broker)
+    def __init__(self, *brokers: BrokerProcess) -> None:
+        super().__init__(*brokers)
         self._subscriptions: dict[str, Any] = {}
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY, RetryPolicy
-from penstock.errors import EntryNotFound, PenstockError
+from penstock.errors import ConnectionLost, EntryNotFound, PenstockError, TransactionNotFound
 from penstock.protocols.blipmq.client import Message
 from penstock.protocols.blipmq.sync import BlipMQClient
 from penstock.protocols.flymq.sync import FlyMQClient
@@ -60,6 +60,37 @@ def torn_transactions(stored: Counter[bytes]) -> str:
     return f"{len(torn)} transactions are there in part" if torn else ""
 
 
+class Returning(Channel):
+    """A channel that can be told to connect to its own node again."""
+
+    def __init__(
+        self,
+        number: int,
+        kind: type[Speaker],
+        nodes: Sequence[BrokerProcess],
+        chunks: Iterable[Sequence[tuple[bytes, bytes]]],
+        pause_s: float = 0.02,
+    ) -> None:
+        super().__init__(number, kind, nodes, chunks, pause_s)
+        self._told = threading.Event()
+
+    def return_home(self) -> None:
+        self._told.set()
+
+    def _send(self, chunk: Sequence[tuple[bytes, bytes]]) -> None:
+        if self._told.is_set():
+            self._told.clear()
+            self._disconnect()
+        super()._send(chunk)
+
+
+def refusals(channel: Channel, before: Counter[str]) -> str:
+    """What a channel was refused with since `before`. That connections end, and open transactions if the node led, is no refusal."""
+    expected = {ConnectionLost.__name__, *([TransactionNotFound.__name__] if channel.kind is Transactions else [])}
+    found = {name: count for name, count in (channel.errors - before).items() if name not in expected}
+    return f"{channel.kind.name} was refused when a node was stopped: {found}" if found else ""
+
+
 class IdempotentProducer(Channel):
     """Sends over one client for as long as it lives. That connects and sends again by itself; what fails in the end is not sent again by
     anybody, and may be stored, once."""
@@ -84,7 +115,8 @@ class IdempotentProducer(Channel):
         values = [value for _, value in chunk]
         try:
             client.send_many(TOPIC, chunk)
-        except PenstockError:
+        except PenstockError as error:
+            self.errors[type(error).__name__] += 1
             self.sent_again.update(values)
         else:
             self.acknowledged += values

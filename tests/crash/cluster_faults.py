@@ -1,13 +1,16 @@
 """Kill and freeze parts of a cluster, three brokers of Kafka and three nodes, under a load over all protocols.
 
-    python -m tests.crash.cluster_faults --rounds 14
+    python -m tests.crash.cluster_faults --rounds 22
 
-Five channels send numbered values over the five protocols; two more send transactions without a pause. An idempotent producer at each node
+Five channels send numbered values over the five protocols; two more send transactions without a pause. Each has a client that knows all
+nodes and begins with one of its own. An idempotent producer at each node
 sends over one client from beginning to end, and readers at each node acknowledge what one subscription of BlipMQ delivers. In each round
 one part fails: a broker of Kafka is killed, at random or the one that coordinates a transaction that has just begun; the node that leads is
 killed, or one that follows; the node that leads is stopped (SIGSTOP) until another has taken its place, and continued; the network between
 it and Kafka is cut for as long; or that of one that follows, for a while; or that between the node that leads and the other nodes, while
-all of them reach Kafka. The answers to idempotent producers are held back before the fault, and their connections are reset after it. The
+all of them reach Kafka. And all nodes are stopped (SIGTERM) and started again, one after the other, a round each, as for an upgrade: then a
+channel may lose its connection or an open transaction, and sees no other error. Before other rounds, channels return to their own node. The
+answers to idempotent producers are held back before the fault, and their connections are reset after it. The
 part is back before the next round. A round ends when every channel has been answered since the fault; how long that took is printed.
 
 At the end the node that leads is killed once more. Every acknowledged value must be there, twice only if its sender sent it again without
@@ -27,6 +30,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -60,8 +64,10 @@ from tests.crash.cluster_channels import (
     TRANSACTION_RECORDS,
     IdempotentProducer,
     Readers,
+    Returning,
     Transactions,
     numbered,
+    refusals,
     torn_transactions,
 )
 from tests.crash.kafka_transactions import TransactionLog
@@ -98,6 +104,7 @@ FAULTS: Final = (
     "kafka_broker_killed",
     "leading_node_killed",
     "following_node_killed",
+    *["node_stopped"] * len(NODES),
     "leading_node_frozen",
     "transaction_coordinator_killed",
     "leading_node_cut_off",
@@ -196,6 +203,7 @@ class Faults:
         self._nodes = nodes
         self._links = links
         self._random = random_
+        self._in_turn = itertools.cycle(nodes)
         self.transactions_hit = 0
         """How often a coordinator had not finished a transaction when it was killed."""
 
@@ -226,6 +234,14 @@ class Faults:
 
     def following_node_killed(self) -> Repair:
         return _killed(self._following())
+
+    def node_stopped(self) -> Repair:
+        """The next node, the first one after the last."""
+        node = next(self._in_turn)
+        code = node.terminate()
+        if code:
+            raise RuntimeError(f"{node.data_dir.name} ended with {code} where it was to stop")
+        return partial(_start, node)
 
     def leading_node_frozen(self) -> Repair:
         leader = leader_of(self._nodes)
@@ -273,11 +289,11 @@ class Faults:
 
 def _killed(node: BrokerProcess) -> Repair:
     node.kill9()
+    return partial(_start, node)
 
-    def start() -> None:
-        node.start()
 
-    return start
+def _start(node: BrokerProcess) -> None:
+    node.start()
 
 
 def play_round(fault: Callable[[], Repair], channels: Sequence[Answered]) -> float:
@@ -334,12 +350,12 @@ class Load:
         with BlipMQClient(BlipMQ.url(nodes[0])) as client:
             self.readers = Readers(nodes, client.subscribe(TOPIC))
         kinds: list[tuple[type[Speaker], bytes]] = [(kind, kind.name.encode() + b" ") for kind in SPEAKERS]
-        self.senders = [
-            Channel(number, kind, nodes, numbered(prefix, CHUNK, self._over))
+        self.returning = [
+            Returning(number, kind, nodes, numbered(prefix, CHUNK, self._over))
             for number, (kind, prefix) in enumerate(kinds)
         ]
-        self.senders += [
-            Channel(
+        self.returning += [
+            Returning(
                 number,
                 Transactions,
                 nodes,
@@ -354,7 +370,7 @@ class Load:
             )
             for number, node in enumerate(nodes)
         ]
-        self.senders += self.producers
+        self.senders: list[Channel] = [*self.returning, *self.producers]
 
     @property
     def channels(self) -> Sequence[Answered]:
@@ -365,6 +381,11 @@ class Load:
             sender.start()
         self.readers.start()
         wait_for_answers(self.channels, dict.fromkeys(self.channels, 0))
+
+    def return_home(self) -> None:
+        for channel in self.returning:
+            channel.return_home()
+        wait_for_answers(self.channels, {channel: len(channel.acknowledged) + CHUNK for channel in self.channels})
 
     def stop(self) -> list[str]:
         """End it; returns what is wrong with what is stored and what was delivered."""
@@ -381,7 +402,7 @@ class Load:
         twice = sum(count > 1 for count in stored.values())
         again = sum(len(sender.sent_again) for sender in self.senders if sender not in self.producers)
         given_up = sum(len(producer.sent_again) for producer in self.producers)
-        _say(f"{acknowledged(self.senders):,} values acknowledged, {again:,} sent again by another client")
+        _say(f"{acknowledged(self.senders):,} values acknowledged, {again:,} sent again by their senders")
         _say(f"{twice:,} of these are stored twice; {given_up:,} of idempotent producers got no answer")
         _say(
             f"{len(self.readers.delivered):,} delivered, {len(self.readers.acknowledged):,} acknowledgements confirmed"
@@ -403,6 +424,7 @@ class Load:
 def run(rounds: int, seed: int, names: Sequence[str]) -> int:
     chance = random.Random(seed)
     recovered: dict[str, list[float]] = {}
+    refused: list[str] = []
     with tempfile.TemporaryDirectory(prefix="penstock-faults-") as name, ExitStack() as running:
         links = Links()
         kafka = running.enter_context(KafkaCluster(Path(name) / "kafka", BROKERS, light=True, relayed=links.listeners))
@@ -417,12 +439,17 @@ def run(rounds: int, seed: int, names: Sequence[str]) -> int:
         kinds = faults.named(names)
         for number in range(rounds):
             fault = kinds[number % len(kinds)]
+            if fault != faults.node_stopped:
+                load.return_home()
+            before = {sender: Counter(sender.errors) for sender in load.senders}
             links.hold_back_from_producers()
             seconds = play_round(partial(_cut_off_after, fault, links), load.channels)
             repeated.look()
+            if fault == faults.node_stopped:
+                refused += [refusals(sender, before[sender]) for sender in load.senders]
             recovered.setdefault(fault.__name__, []).append(seconds)
             _say(f"round {number + 1}: {fault.__name__}, all channels answered after {seconds:.1f} s")
-        wrong = load.stop()
+        wrong = [*refused, *load.stop()]
     for fault_name, seconds_each in recovered.items():
         _say(
             f"{fault_name}: {len(seconds_each)} times, until all channels were answered {statistics.median(seconds_each):.1f} s "
@@ -452,9 +479,9 @@ def _say(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=14)
+    parser.add_argument("--rounds", type=int, default=22)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS, help="in turn, one a round")
+    parser.add_argument("--faults", nargs="+", choices=sorted({*FAULTS}), default=FAULTS, help="in turn, one a round")
     arguments = parser.parse_args()
     _say(f"seed {arguments.seed}")
     sys.exit(run(arguments.rounds, arguments.seed, arguments.faults))

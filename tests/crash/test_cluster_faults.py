@@ -22,7 +22,9 @@ from tests.crash.cluster_channels import (
     TRANSACTION_RECORDS,
     IdempotentProducer,
     Readers,
+    Transactions,
     numbered,
+    refusals,
     torn_transactions,
 )
 from tests.crash.cluster_faults import FAULTS, Faults, Repair, play_round
@@ -32,12 +34,13 @@ from tests.crash.kafka_transactions import BEGUN, parse
 class Answered:
     """A channel as far as a round looks at it."""
 
-    kind = FlyMQ
+    kind: type[FlyMQ] = FlyMQ
     failure: str | None = None
 
     def __init__(self) -> None:
         self.acknowledged: list[bytes] = []
         self.sent_again: set[bytes] = set()
+        self.errors: Counter[str] = Counter()
 
     def answer(self, chunks: int) -> None:
         self.acknowledged += [b"x"] * chunks * CHUNK
@@ -82,6 +85,19 @@ def test_a_channel_that_stays_silent_fails_the_round(monkeypatch: pytest.MonkeyP
     answered, channel = one_channel()
     with pytest.raises(RuntimeError, match="FlyMQ was not answered"):
         play_round(lambda: lambda: answered.answer(1), [channel])
+
+
+def test_only_what_the_stop_of_a_node_brings_about_is_no_refusal() -> None:
+    answered, channel = one_channel()
+    before = Counter({"NotWritten": 2})
+    answered.errors = before + Counter({"ConnectionLost": 3})
+    assert refusals(channel, before) == ""
+    answered.errors += Counter({"TransactionNotFound": 1})
+    assert refusals(channel, before) == "FlyMQ was refused when a node was stopped: {'TransactionNotFound': 1}"
+    answered.kind = Transactions
+    assert refusals(channel, before) == ""
+    answered.errors += Counter({"ShuttingDown": 1})
+    assert "{'ShuttingDown': 1}" in refusals(channel, before)
 
 
 def test_the_values_of_a_channel_go_to_several_partitions() -> None:
