@@ -21,9 +21,19 @@ def test_no_limit_can_be_zero(name: str) -> None:
         ("partitions_per_topic_max", 10_000),
         ("group_name_bytes_max", 249),
         ("schema_bytes_max", 4 << 20),
+        ("roles_per_principal_max", 1_000),
+        ("acl_entries_max", 1_000),
+        ("topics_per_member_max", 1_000),
+        ("partitions_per_group_max", 65_536),
+        ("fetch_bytes_max", 16 << 20),
     ],
 )
 def test_what_the_log_and_the_frames_hold_is_a_ceiling(name: str, ceiling: int) -> None:
     assert getattr(BrokerLimits(**{name: ceiling}), name) == ceiling
     with pytest.raises(ValidationError, match=name):
         BrokerLimits(**{name: ceiling + 1})
+
+
+def test_some_session_timeout_of_groups_must_be_possible() -> None:
+    with pytest.raises(ValidationError, match="group_session_ms_min = 2000 is more than group_session_ms_max = 1000"):
+        BrokerLimits(group_session_ms_min=2000, group_session_ms_max=1000)

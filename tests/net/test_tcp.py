@@ -258,7 +258,7 @@ async def test_stopping_waits_for_answers_also_after_other_connections_have_ende
 
 
 async def test_stopping_waits_no_longer_than_its_grace() -> None:
-    async with serving(TcpLimits(stop_grace_s=0)) as service:
+    async with serving(TcpLimits(stop_grace_s=0.01)) as service:
         reader, writer, session = await service.connect()
         writer.write(b"later one\n")
         await until(lambda: len(session.later) == 1)

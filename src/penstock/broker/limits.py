@@ -170,10 +170,10 @@ class BrokerLimits(Section):
     acl_entries_total_max: int = Field(50_000, ge=1)
     """Users and roles in all ACLs together."""
     # Few, because people mistype, and an attempt that is refused at once costs the broker no password hash.
-    login_failures_per_user_max: int = Field(3, ge=0, le=1_000)
+    login_failures_per_user_max: int = Field(3, ge=1, le=1_000)
     """Failed logins of one user that delay nothing. Each further one delays the next attempt, twice as long as the one before."""
     # More than a user's, because many users may share an address.
-    login_failures_per_address_max: int = Field(10, ge=0, le=1_000)
+    login_failures_per_address_max: int = Field(10, ge=1, le=1_000)
     """The same, from one source address."""
     login_delay_s_max: Seconds = Field(30.0, ge=0.25)
     """The longest such delay."""

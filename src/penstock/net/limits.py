@@ -37,7 +37,7 @@ class FlowLimits(Section):
     with an incomplete frame, or reads less than `under_pressure_bytes_min`, for this long."""
     under_pressure_bytes_min: Size = Field(64 * KIB, ge=1)
     """What a client must read of its replies in `under_pressure_s_max` while others wait."""
-    stop_grace_s: Seconds = Field(5.0, ge=0)
+    stop_grace_s: Seconds = Field(5.0, ge=0.01)
     """How long a broker that stops waits for requests in flight to be answered and read, before it closes their connections."""
     descriptors_reserved: int = Field(64, ge=1)
     """File descriptors that connections leave to the log, at most a quarter of what the process may open."""
