@@ -240,7 +240,7 @@ async def test_no_poll_of_several_is_silent_while_what_its_client_has_published_
     async with connected(nodes[1]) as client:
         subscription = await client.subscribe("orders")
         await client.send_many("orders", [b"a", b"b"])
-        await leader.broker.leading.show_ends(["orders"])
+        await leader.broker.leading.refresh_ends(["orders"])
         monkeypatch.setattr(leader.engine, "follow_soon", lambda _: None)  # it sees what it looks for
         await client.send_many("orders", [b"c", b"d", b"e"])
         polled = await client.poll(subscription, 6)

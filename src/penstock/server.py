@@ -1,4 +1,4 @@
-"""Puts the rooms together: log, broker, one listener per protocol, admin address.
+"""Assembles and runs one node: log, broker, one listener per protocol, admin address.
 
 Of several nodes on one log, one leads. The others pass on to it what they cannot answer: requests of FlyMQ and frames of BlipMQ one by
 one, streams of Fujin, and requests of Felix. A node that leads no more stops and starts again.
@@ -63,9 +63,9 @@ from penstock.session_sources import (
     PROTOCOLS,
     QUIC_PROTOCOLS,
     QUICKACK,
+    ListenerContext,
     QuicSessionSource,
     SessionSource,
-    Surroundings,
 )
 from penstock.settings import Section
 from penstock.stats import SessionStats
@@ -263,7 +263,7 @@ class Server:
                 log.info("topic_altered", topic=change.name, reason="the configuration file declares it", **changed)
 
     def _offer_setup(self) -> Callable[[], None]:
-        """Where nobody could log in, leave the secret that makes the first administrator beside the log; returns what takes it away.
+        """Where nobody could log in, leave the secret that makes the first administrator next to the log; returns what takes it away.
 
         A user who can read the data directory can read every record, so may as well decide who is an administrator.
         """
@@ -331,12 +331,12 @@ class Server:
             parts.push_async_callback(beginning.cancel)
             parts.callback(self.broker.leading.watch(beginning.wake))
 
-    def _surroundings(self, name: str, settings: ListenerSettings) -> Surroundings:
+    def _surroundings(self, name: str, settings: ListenerSettings) -> ListenerContext:
         address = partial(self._address, name)
-        return Surroundings(self.broker, self._clock, self.config, settings, address, self.node, self._dialer)
+        return ListenerContext(self.broker, self._clock, self.config, settings, address, self.node, self._dialer)
 
     async def _start_tcp(
-        self, name: str, given: Surroundings, tls: ssl.SSLContext | None, budget: InFlightBudget
+        self, name: str, given: ListenerContext, tls: ssl.SSLContext | None, budget: InFlightBudget
     ) -> None:
         source = PROTOCOLS[name](given)
         self._sources[name] = source
@@ -354,7 +354,7 @@ class Server:
         self.sessions[name] = source.stats
         await listener.start()
 
-    async def _start_quic(self, name: str, given: Surroundings, tls: TlsSettings, budget: InFlightBudget) -> None:
+    async def _start_quic(self, name: str, given: ListenerContext, tls: TlsSettings, budget: InFlightBudget) -> None:
         assert isinstance(given.settings, QuicListenerSettings)
         source = QUIC_PROTOCOLS[name](given)
         self._sources[name] = source

@@ -57,7 +57,7 @@ class QuicSessionSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ListenerContext:
     """What a protocol is given to make its sessions from."""
 
     broker: Broker
@@ -72,7 +72,7 @@ class Surroundings:
     """Connects to the node that leads, where there are several."""
 
 
-def _flymq(given: Surroundings) -> FlyMQ:
+def _flymq(given: ListenerContext) -> FlyMQ:
     assert isinstance(given.settings, FlyMQListener)
     return FlyMQ(
         given.broker,
@@ -85,7 +85,7 @@ def _flymq(given: Surroundings) -> FlyMQ:
     )
 
 
-def _blipmq(given: Surroundings) -> BlipMQ | NodeBlipMQ:
+def _blipmq(given: ListenerContext) -> BlipMQ | NodeBlipMQ:
     settings = given.settings
     assert isinstance(settings, BlipMQListener)
     keys = [key.get_secret_value() for key in settings.api_keys]
@@ -97,7 +97,7 @@ def _blipmq(given: Surroundings) -> BlipMQ | NodeBlipMQ:
     return shared if given.dialer is None else NodeBlipMQ(shared, given.dialer)
 
 
-def _rustlog(given: Surroundings) -> RustLog:
+def _rustlog(given: ListenerContext) -> RustLog:
     settings = given.settings
     assert isinstance(settings, RustLogListener)
     required = _is_required(given, settings.auth)
@@ -109,20 +109,20 @@ def _rustlog(given: Surroundings) -> RustLog:
     )
 
 
-def _is_required(given: Surroundings, auth: str) -> bool:
+def _is_required(given: ListenerContext, auth: str) -> bool:
     """Whether anonymous clients are refused; `auto` follows FlyMQ."""
     flymq = given.config.listeners.flymq
     return auth == "required" or (auth == "auto" and flymq is not None and flymq.auth == "required")
 
 
-PROTOCOLS: Mapping[str, Callable[[Surroundings], SessionSource]] = {
+PROTOCOLS: Mapping[str, Callable[[ListenerContext], SessionSource]] = {
     "flymq": _flymq,
     "blipmq": _blipmq,
     "rustlog": _rustlog,
 }
 
 
-def _fujin(given: Surroundings) -> Fujin | NodeFujin:
+def _fujin(given: ListenerContext) -> Fujin | NodeFujin:
     settings = given.settings
     assert isinstance(settings, FujinListener)
     required = _is_required(given, settings.auth)
@@ -135,7 +135,7 @@ def _fujin(given: Surroundings) -> Fujin | NodeFujin:
     return shared if given.dialer is None else NodeFujin(shared, given.dialer)
 
 
-def _felix(given: Surroundings) -> Felix | NodeFelix:
+def _felix(given: ListenerContext) -> Felix | NodeFelix:
     settings = given.settings
     assert isinstance(settings, FelixListener)
     required = _is_required(given, settings.auth) or (settings.auth == "auto" and bool(settings.tokens))
@@ -155,7 +155,7 @@ def _felix(given: Surroundings) -> Felix | NodeFelix:
     return felix if given.dialer is None else NodeFelix(felix, given.dialer)
 
 
-QUIC_PROTOCOLS: Mapping[str, Callable[[Surroundings], QuicSessionSource]] = {
+QUIC_PROTOCOLS: Mapping[str, Callable[[ListenerContext], QuicSessionSource]] = {
     "fujin": _fujin,
     "felix": _felix,
 }

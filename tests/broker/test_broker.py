@@ -122,7 +122,7 @@ async def test_partitions_are_bounded_for_one_topic_and_for_all(engine: Engine, 
     with pytest.raises(LimitExceeded, match="4 partitions are too many for one topic: at most 3"):
         await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
     await broker.create_topic(WHO, "t", TopicConfig(partitions=3))
-    with pytest.raises(LimitExceeded, match="3 more partitions do not fit beside the 3 there are"):
+    with pytest.raises(LimitExceeded, match="3 more partitions do not fit next to the 3 there are"):
         await broker.create_topic(WHO, "u", TopicConfig(partitions=3))
     await broker.create_topic(WHO, "u", TopicConfig(partitions=2))
 

@@ -105,7 +105,7 @@ async def test_nothing_is_stopped_where_nothing_runs(broker: Broker, clock: Manu
 
 async def test_a_pipeline_belongs_to_who_reported_it_first(broker: Broker) -> None:
     await broker.pipelines.report(ALICE, "sales", report())
-    with pytest.raises(AccessDenied, match="belongs to someone else"):
+    with pytest.raises(AccessDenied, match="is owned by another user"):
         await broker.pipelines.report(BOB, "sales", report())
     assert await broker.pipelines.stop(BOB, "sales"), "an administrator may stop it, as everyone is without users"
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.quic.core import QuicCore
 from penstock.quic.events import STREAM_DATA, STREAM_FINISHED, STREAM_RESET
-from penstock.quic.kept_frames import FramesUnderWay
+from penstock.quic.kept_frames import PendingFrames
 from penstock.quic.outbox import StreamRefused
 from penstock.quic.packets import Address
 from tests.quic.talk import Talk
@@ -151,8 +151,8 @@ def test_the_library_fails_on_a_frame_of_a_stream_that_it_has_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If this fails, the library was mended, and `kept_frames.py` can go."""
-    monkeypatch.setattr(FramesUnderWay, "after_sending", lambda *_, **__: None)
-    monkeypatch.setattr(FramesUnderWay, "peer_stopped", lambda _: None)
+    monkeypatch.setattr(PendingFrames, "after_sending", lambda *_, **__: None)
+    monkeypatch.setattr(PendingFrames, "peer_stopped", lambda _: None)
     chance = random.Random(1)
     quarrel = Quarrel(Talk(tmp_path, bad=chance).shake_hands(), chance, in_peace=False)
     with pytest.raises(ValueError, match="reserved stream is missing"):

@@ -33,7 +33,7 @@ from penstock.admin.alerts import Alerts
 from penstock.admin.api.application import Api, Door, problem_response
 from penstock.admin.api.logins import Logins
 from penstock.admin.api.problems import HttpProblem, problem_of
-from penstock.admin.api.table import PREFIX, Setting, Surroundings
+from penstock.admin.api.table import PREFIX, AdminContext, Setting
 from penstock.admin.console import serving
 from penstock.admin.figures import Listener, Sources
 from penstock.admin.history import History
@@ -121,7 +121,7 @@ class AdminServer:
         self._door = Door(self._clock, logins, settings.limits, exposed=not is_loopback(self._bind.host))
         self._probes_open = settings.probes_open
         self._access = broker.access
-        given = Surroundings(
+        given = AdminContext(
             broker,
             self._clock,
             sources,

@@ -342,7 +342,7 @@ class Broker:
         if self.tracing is not None:
             batch, end = self.tracing.produce(topic, batch)
             done = ending(end, done, error_of_placed)
-        if schema is None and not self._validation.concerns(topic):
+        if schema is None and not self._validation.applies_to(topic):
             return self._producer.produce(topic, partition, batch, units, done)
         return self._produce_checked(topic, partition, batch, units, schema, done)
 
@@ -364,7 +364,7 @@ class Broker:
         if self.tracing is not None:
             batch, end = self.tracing.produce(topic, batch)
             done = ending(end, done, error_of_placed)
-        if self._validation.concerns(topic):
+        if self._validation.applies_to(topic):
             self._produce_checked(topic, partition, batch, units, None, done)
         else:
             self._producer.produce(topic, partition, batch, units, done)

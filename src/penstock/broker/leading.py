@@ -109,8 +109,8 @@ class Leading:
         await self._engine.catch_up()
         await asyncio.gather(*(part.catch_up() for part in self._followed))
 
-    async def show_ends(self, topics: Iterable[str]) -> None:
-        """Make the ends of topics current, of those that exist: for who has just had something written to them on another node."""
+    async def refresh_ends(self, topics: Iterable[str]) -> None:
+        """Refresh the high watermarks of those topics that exist, for a client that has just written to them on another node."""
         infos = [info for name in topics if (info := self._engine.topics().get(name)) is not None]
         partitions = [partition for info in infos for partition in self._engine.partitions(info)]
         await asyncio.gather(*(partition.follow() for partition in partitions if partition.followed))

@@ -116,7 +116,7 @@ class Pipelines(Part):
         _check(report)
         before = self._table.get(name)
         if before is not None and before.owner != principal.name:
-            raise AccessDenied(f"pipeline {name} belongs to someone else: choose another name")
+            raise AccessDenied(f"pipeline {name} is owned by another user: choose another name")
         if before is not None and before.run != report.run and before.started_ms > report.started_ms:
             return True
         stop_run = self._asked_to_stop.get(name, before.stop_run if before is not None else "")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = Program(help="List, replay and purge dead letters.")
 
-# What fits on a line beside the other columns.
+# What fits on a line besides the other columns.
 VALUE_SHOWN_BYTES = 60
 
 TopicArgument = Annotated[

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FLYMQ_SCHEMES = ("flymq", "flymqs")
 FLYMQ_OPTIONS = ("idempotent",)
-"""What a FlyMQ address may have behind its question mark, beside files."""
+"""What a FlyMQ address may have behind its question mark, besides files."""
 ADMIN_PORT = 9600
 ADMIN_CONNECT_S_MAX = 1.0
 """How long to wait for the admin port of one host of several."""

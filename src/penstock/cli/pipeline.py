@@ -320,7 +320,7 @@ def compact(
 ) -> None:
     """Rewrite the small files of a pipeline's tables as large ones.
 
-    A running pipeline does this by itself; this command does it now, beside
+    A running pipeline does this by itself; this command does it now, alongside
     it or without it. Readers see the same rows at every moment.
 
     Examples:

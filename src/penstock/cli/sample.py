@@ -35,7 +35,7 @@ TIMEOUT_S = 5.0
 BODY_BYTES_MAX = 64 << 20
 PREFIX = "penstock_"
 REFUSALS: tuple[type[PenstockError], ...] = (EntryNotFound, PipelineRunning, LimitExceeded, ConfigError, ShuttingDown)
-"""What the address refuses requests with, beside missing rights."""
+"""What the address refuses requests with, besides missing rights."""
 
 
 @dataclass(slots=True)

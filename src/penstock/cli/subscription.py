@@ -19,7 +19,10 @@ app = Program(help="List, describe and reset subscriptions (BlipMQ, Fujin, Felix
 NameArgument = Annotated[
     str,
     typer.Argument(
-        metavar="NAME", help="Its name, or # and its number.", autocompletion=complete_group, show_default=False
+        metavar="NAME",
+        help="The subscription: its name, or # and its number.",
+        autocompletion=complete_group,
+        show_default=False,
     ),
 ]
 

@@ -23,7 +23,7 @@ SORTS: dict[str, tuple[str, Callable[[Rates, str], Any]]] = {
 }
 """By key: what topics are sorted by."""
 LINES_AROUND = 10
-"""Of the screen, beside the rows of listeners, topics and groups."""
+"""Of the screen, besides the rows of listeners, topics and groups."""
 ROWS_MIN = 2
 
 

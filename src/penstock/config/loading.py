@@ -38,7 +38,7 @@ OTHER_VARIABLES = frozenset(
         "PENSTOCK_SERVER",
     }
 )
-# Kubernetes sets these in every pod beside a service called "penstock".
+# Kubernetes sets these in every pod next to a service called "penstock".
 SERVICE_VARIABLES = re.compile(r"PENSTOCK_(SERVICE_(HOST|PORT)|PORT)(_\w+)?")
 
 SettingPath = tuple[str | int, ...]
@@ -104,7 +104,7 @@ def load_config(
 
 
 def _origin_of(path: SettingPath, origins: Mapping[SettingPath, str]) -> str:
-    """Return the source to name in an error: what set this path, else what set one above, below or beside it."""
+    """Return the source to name in an error: what set this path, else what set one above, below or next to it."""
     for length in range(len(path), 0, -1):
         for known, origin in origins.items():
             if known[:length] == path[:length]:

@@ -316,7 +316,7 @@ class Partition(ABC):
     def epoch(self) -> int:
         """A number that rises each time records that readers may have seen could have been lost, as without `fsync` in a power cut.
 
-        A reader stores it beside the offset it has reached, and asks `cut_since` when it comes back.
+        A reader stores it with the offset it has reached, and asks `cut_since` when it comes back.
         """
 
     @abstractmethod

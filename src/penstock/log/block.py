@@ -26,7 +26,7 @@ import zstandard
 
 from penstock.columns import UniformCells
 from penstock.errors import CorruptBlock
-from penstock.log.checksums import COMBINED_BYTES_MIN, combined, second_of
+from penstock.log.checksums import COMBINED_BYTES_MIN, combined, split_off
 
 MAGIC: Final = b"PnB2"
 _START = struct.Struct("<4sIQ")
@@ -446,7 +446,7 @@ class Block(BlockHeader):
 
     def body_checksum(self) -> int:
         """Return the checksum of what is stored after the header."""
-        return second_of(self.checksum, google_crc32c.value(self._head[SUMMED_AT:]), self.stored_bytes)
+        return split_off(self.checksum, google_crc32c.value(self._head[SUMMED_AT:]), self.stored_bytes)
 
     # -- vectors ------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """CRC-32C of bytes whose parts have been summed already.
 
 A checksum runs over memory at a GB or two a second, which is what appending whole blocks would mostly consist of. But that of two byte
-strings one behind the other follows from those of the two: it is the first, moved over as many zero bytes as the second is long, xor the
+strings one behind the other follows from those of the two: it is the first, shifted over as many zero bytes as the second is long, xor the
 second. Moving over n bytes is a product with x^(8n) modulo the polynomial; for each power of two in n that is four look-ups in tables,
 so it takes some microseconds however long the bytes are.
 """
@@ -20,15 +20,15 @@ _Tables = tuple[list[int], list[int], list[int], list[int]]
 
 def combined(first: int, second: int, second_bytes: int) -> int:
     """The checksum of two byte strings, the second behind the first."""
-    return moved(first, second_bytes) ^ second
+    return shifted(first, second_bytes) ^ second
 
 
-def second_of(both: int, first: int, second_bytes: int) -> int:
+def split_off(both: int, first: int, second_bytes: int) -> int:
     """The checksum of the second of two byte strings, from that of the first and that of both."""
-    return both ^ moved(first, second_bytes)
+    return both ^ shifted(first, second_bytes)
 
 
-def moved(checksum: int, size_bytes: int) -> int:
+def shifted(checksum: int, size_bytes: int) -> int:
     """A checksum shifted as if this many bytes followed."""
     power = 0
     while size_bytes:

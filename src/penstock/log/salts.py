@@ -53,7 +53,7 @@ def decode_metadata(data: bytes) -> dict[str, Any]:
 
 
 def salt_beside(segment_path: Path) -> int:
-    """Return the salt of a segment file, found through the metadata beside it. Raises OSError or ValueError if that cannot be read."""
+    """Return the salt of a segment file, found through the metadata next to it. Raises OSError or ValueError if that cannot be read."""
     partition = segment_path.parent
     metadata = decode_metadata((partition.parent / METADATA_FILE).read_bytes())
     if metadata["version"] != FORMAT:

@@ -49,8 +49,8 @@ from penstock.units import Address as HostAndPort
 CONNECTION_SEND_BUFFERS = 8
 """What one connection may have waiting to be sent, in streams' worth."""
 
-FAREWELLS_MAX = 1_024
-FAREWELL_REPEATS_MAX = 3
+CLOSE_PACKETS_KEPT_MAX = 1_024
+CLOSE_REPEATS_MAX = 3
 RESETS_PER_SWEEP_MAX = 200
 """Garbage is answered no more often than this between two sweeps: each answer costs a hash and a datagram."""
 FAILURE_LINES_PER_SWEEP_MAX = 20
@@ -92,7 +92,7 @@ class QuicListener(Listener[QuicServerConnection]):
         self._by_cid: dict[bytes, QuicServerConnection] = {}
         self._half_open: dict[QuicServerConnection, None] = {}
         """Whose handshake is not over, the oldest first."""
-        self._farewells: dict[bytes, tuple[list[tuple[bytes, Address]], int]] = {}
+        self._close_packets: dict[bytes, tuple[list[tuple[bytes, Address]], int]] = {}
         """What to repeat to peers that have not heard that their connection is closed, and how often still; oldest first."""
         self._resets_left = RESETS_PER_SWEEP_MAX
         self._failure_lines_left = FAILURE_LINES_PER_SWEEP_MAX
@@ -142,8 +142,8 @@ class QuicListener(Listener[QuicServerConnection]):
     def lost(self, connection: QuicServerConnection) -> None:
         for cid in connection.cids:
             self._by_cid.pop(cid, None)
-            if connection.farewell:
-                self._remember_farewell(cid, connection.farewell)
+            if connection.close_packets:
+                self._remember_close(cid, connection.close_packets)
         self._connections.pop(connection, None)
         self.budget.windows.give_back(connection.settings.connection_window_bytes)
         connection.send_windows.give_back(connection.core.outbox.window_bytes)
@@ -167,9 +167,9 @@ class QuicListener(Listener[QuicServerConnection]):
                 connection = self._by_cid.get(cid)
                 if connection is not None:
                     return connection.take_datagrams(buffer, segment_bytes, address)
-                if not self._say_farewell(cid):
+                if not self._resend_close(cid):
                     self.stats.datagrams_dropped += -(-len(buffer) // segment_bytes)
-                    self._say_forgotten(cid, buffer[:segment_bytes], address)
+                    self._send_stateless_reset(cid, buffer[:segment_bytes], address)
                 return None
         for start in range(0, len(buffer), segment_bytes):
             self._received_alone(buffer[start : start + segment_bytes], address)
@@ -184,11 +184,11 @@ class QuicListener(Listener[QuicServerConnection]):
         if connection is not None:
             connection.take_datagrams(datagram, len(datagram), address)
             connection.touch()
-        elif cid is not None and self._say_farewell(cid):
+        elif cid is not None and self._resend_close(cid):
             pass
         elif header is None and cid is not None:
             self.stats.datagrams_dropped += 1
-            self._say_forgotten(cid, datagram, address)
+            self._send_stateless_reset(cid, datagram, address)
         elif header is None or len(datagram) < INITIAL_BYTES_MIN or self._stopping:
             self.stats.datagrams_dropped += 1
         elif header.version != VERSION:
@@ -294,23 +294,23 @@ class QuicListener(Listener[QuicServerConnection]):
         for refusal, _ in core.take_datagrams(now_s, 1):
             self._answer(refusal, address)
 
-    def _remember_farewell(self, cid: bytes, farewell: list[tuple[bytes, Address]]) -> None:
-        if len(self._farewells) >= FAREWELLS_MAX:
-            del self._farewells[next(iter(self._farewells))]
-        self._farewells[cid] = (farewell, FAREWELL_REPEATS_MAX)
+    def _remember_close(self, cid: bytes, close_packets: list[tuple[bytes, Address]]) -> None:
+        if len(self._close_packets) >= CLOSE_PACKETS_KEPT_MAX:
+            del self._close_packets[next(iter(self._close_packets))]
+        self._close_packets[cid] = (close_packets, CLOSE_REPEATS_MAX)
 
-    def _say_farewell(self, cid: bytes) -> bool:
+    def _resend_close(self, cid: bytes) -> bool:
         """Tell a peer again that its connection is closed; False if there was none, or it was told often enough."""
-        farewell, repeats = self._farewells.pop(cid, ([], 0))
+        close_packets, repeats = self._close_packets.pop(cid, ([], 0))
         if not repeats:
             return False
-        self._farewells[cid] = (farewell, repeats - 1)
-        for datagram, address in farewell:
+        self._close_packets[cid] = (close_packets, repeats - 1)
+        for datagram, address in close_packets:
             self._answer(datagram, address)
         return True
 
-    def _say_forgotten(self, cid: bytes, datagram: bytes, address: Address) -> None:
-        """Tell a client of a run before that its connection is no more, so that it need not wait until it has had enough of the silence."""
+    def _send_stateless_reset(self, cid: bytes, datagram: bytes, address: Address) -> None:
+        """Send a stateless reset for a connection of an earlier run, so that the client need not wait for its idle timeout."""
         token = reset_token(self._tls.reset_key, cid)
         if token is None or self._resets_left <= 0 or self._stopping:
             return

@@ -164,7 +164,7 @@ class QuicServerConnection(Connection):
     def alpn(self) -> str | None:
         return self.core.alpn
 
-    def open_stream(self, talk: Callable[[Stream], StreamSession], *, one_way: bool = False) -> Stream:
+    def open_stream(self, begin: Callable[[Stream], StreamSession], *, one_way: bool = False) -> Stream:
         if self.is_lost:
             raise LimitExceeded("the connection is gone, so no stream can be opened on it")
         try:
@@ -173,7 +173,7 @@ class QuicServerConnection(Connection):
             raise LimitExceeded(f"{self.peer} allows no more streams of this kind now") from None
         stream = QuicServerStream(self, stream_id, is_ours=True)
         self.streams[stream_id] = stream
-        stream.open(talk)
+        stream.open(begin)
         return stream
 
     # -- what the endpoint calls -------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class QuicConnection(Protocol):
         """Whether what the peer says is taken just now; False if it waits because too much is unanswered."""
         ...
 
-    def open_stream(self, talk: Callable[[Stream], StreamSession], *, one_way: bool = False) -> Stream:
+    def open_stream(self, begin: Callable[[Stream], StreamSession], *, one_way: bool = False) -> Stream:
         """Open a stream of ours. Raises LimitExceeded if the peer allows no more."""
         ...
 

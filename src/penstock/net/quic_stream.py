@@ -57,14 +57,14 @@ class QuicServerStream(Stream):
         self.partial_since_s: float | None = None
         """When a sweep first saw the frame that is pending."""
 
-    def open(self, talk: Callable[[QuicServerStream], StreamSession]) -> None:
+    def open(self, begin: Callable[[QuicServerStream], StreamSession]) -> None:
         """Begin the conversation."""
         self._connection.stats.streams_open += 1
         self._connection.stats.streams_total += 1
-        self.guarded(self._begin, talk)
+        self.guarded(self._begin, begin)
 
-    def _begin(self, talk: Callable[[QuicServerStream], StreamSession]) -> None:
-        self._session = talk(self)
+    def _begin(self, begin: Callable[[QuicServerStream], StreamSession]) -> None:
+        self._session = begin(self)
 
     # -- what the session sees ---------------------------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ class LeaderLink:
         self._task = asyncio.get_running_loop().create_task(self._run(dialing))
 
     def send(self, data: bytes, held_bytes: int) -> None:
-        """Send what is held for by so many bytes; they are released once it is on its way."""
+        """Send data. `held_bytes` are released once it is on its way."""
         if self._task.done():
             self._connection.release(held_bytes)
         else:

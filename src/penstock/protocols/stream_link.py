@@ -233,31 +233,31 @@ class LinkedSession:
         self._forget = forget
         self._stream = LinkedStream(connection)
         self._frames = FrameReader()
-        self._talk = begin(cast(Stream, self._stream))
+        self._session = begin(cast(Stream, self._stream))
 
     def receive(self, data: bytes) -> None:
         for kind, payload in self._frames.feed(data):
             if kind is Kind.DATA:
-                self._talk.receive(payload)
+                self._session.receive(payload)
             elif kind is Kind.END:
-                self._talk.ended()
+                self._session.ended()
             elif kind is Kind.ARRIVED:
                 (self._stream.arrived_bytes,) = _ARRIVED.unpack(payload)
             elif kind is Kind.STOPPING:
-                self._talk.stop()
+                self._session.stop()
             else:
                 raise ProtocolViolation("a node ends the streams of its clients by ending the connection")
 
     def resume(self) -> None:
-        self._talk.resume()
+        self._session.resume()
 
     def closed(self) -> None:
         self._forget(self)
         self._stream.can_send = False
-        self._talk.closed()
+        self._session.closed()
 
     def stop(self) -> None:
-        self._talk.stop()
+        self._session.stop()
 
 
 class LinkedSessions:

@@ -55,10 +55,10 @@ class Connection:
         "_taking",
         "_timer",
         "_timer_at_s",
+        "close_packets",
         "congested",
         "core",
         "endpoint",
-        "farewell",
         "is_established",
         "is_lost",
         "is_stopping",
@@ -80,7 +80,7 @@ class Connection:
         """Too much waits on all streams together: none of them is writable."""
         self.is_established = False
         self.is_lost = False
-        self.farewell: list[tuple[bytes, Address]] = []
+        self.close_packets: list[tuple[bytes, Address]] = []
         """The datagrams that told the peer that we closed the connection, should it not have received them."""
         self.sent_bytes = 0
         """Of stream data, over the connection's life, whether it is on the wire yet or not."""
@@ -198,8 +198,8 @@ class Connection:
         """End every stream and the connection; the peer is told."""
         if not self.is_lost:
             self.core.close(code, reason)
-            self.farewell = self.addressed(self.core.take_datagrams(self._now_s(), self._datagrams_per_turn))
-            self.endpoint.send(self.farewell, self._origin)
+            self.close_packets = self.addressed(self.core.take_datagrams(self._now_s(), self._datagrams_per_turn))
+            self.endpoint.send(self.close_packets, self._origin)
             self._lose(code, reason)
 
     def abandon(self, reason: str) -> None:
@@ -260,8 +260,8 @@ class Connection:
             return False
         if core.closed is None and not (core.has_news and core.is_closed):
             return True
-        self.farewell = self.addressed(core.take_datagrams(now_s, self._datagrams_per_turn))
-        self.endpoint.send(self.farewell, self._origin)
+        self.close_packets = self.addressed(core.take_datagrams(now_s, self._datagrams_per_turn))
+        self.endpoint.send(self.close_packets, self._origin)
         self._lose(core.close_code, core.close_reason)
         return False
 

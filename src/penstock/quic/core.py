@@ -32,7 +32,7 @@ from qh3.quic.tls_bridge import QuicTlsBridgeError
 from penstock.quic.events import REPORTED, STOP_SENDING, STREAM_DATA, Closed, Event
 from penstock.quic.handshake import Agreed, ConnectionIds, Handshake, make_packet_core
 from penstock.quic.joined_data import join_data
-from penstock.quic.kept_frames import FramesUnderWay
+from penstock.quic.kept_frames import PendingFrames
 from penstock.quic.late_fins import LateFins
 from penstock.quic.library import (
     ACK_TIMER,
@@ -114,7 +114,7 @@ class QuicCore:
         self.waiting_events = 0
         """About how many wait to be taken. Flow control bounds only data: what other frames bring waits too."""
         self._fins = LateFins()
-        self.frames = FramesUnderWay(settings.datagram_bytes)
+        self.frames = PendingFrames(settings.datagram_bytes)
         self._core_s = now_s
         """The time that the core was told last, which may be ahead."""
         self.has_news = True
@@ -400,7 +400,7 @@ class QuicCore:
         self._core_s = now_s
         congestion_room_bytes = core.congestion_window - core.bytes_in_flight
         frames.cut_short = len(taken) >= datagrams_max or congestion_room_bytes < outbox.datagram_bytes
-        if frames.datagrams_until_sure:
+        if frames.datagrams_until_sent:
             frames.after_sending(core, taken)
         self._took_data, self._given, self.is_sure = False, 0, is_sure
         self._room_bytes, self._datagrams_max = -1, datagrams_max
@@ -506,7 +506,7 @@ class QuicCore:
         except (RuntimeError, ValueError):
             return
         self.may_send, self._given, self._cuts = True, MANY, True
-        self.frames.reset_asked_for()
+        self.frames.reset_requested()
 
     def stop(self, stream_id: int, code: int) -> None:
         """Ask the peer to end its side of a stream. One that has ended is left as it is."""
@@ -515,7 +515,7 @@ class QuicCore:
         except (RuntimeError, ValueError):
             return
         self.may_send, self._given, self._cuts = True, MANY, True
-        self.frames.stop_asked_for()
+        self.frames.stop_requested()
 
     def ping(self) -> None:
         """Make the peer send an acknowledgement, which restarts both idle timers. A lost PING is not sent again."""

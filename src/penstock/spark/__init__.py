@@ -76,7 +76,7 @@ def decode(
     unmarked: str = "auto",
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return a DataFrame with the members of its records as typed columns, beside the columns that it has.
+    """Return a DataFrame with the members of its records as typed columns, besides the columns that it has.
 
     `schema` is a registered schema: "orders", "orders:3" or "orders:shop.Order". The columns are those of the version that it names, by
     default the latest. A record of another version is read by the one that wrote it, which the record says itself: by the header

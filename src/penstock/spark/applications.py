@@ -1,4 +1,4 @@
-"""What a pipeline calls itself towards the sink, which does each of its batches once under that name."""
+"""The application name of a pipeline's writes, under which the sink commits each of its batches once."""
 
 from __future__ import annotations
 

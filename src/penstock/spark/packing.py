@@ -1,4 +1,4 @@
-"""`penstock spark pack`: one archive with what executors need beside Python, Spark and pyarrow.
+"""`penstock spark pack`: one archive with what executors need besides Python, Spark and pyarrow.
 
 A zip of Python files cannot do it, because half of the libraries are compiled. The archive holds them as they are installed here, so it is
 for executors with this version of Python on this kind of machine. Files are in order and without times: what was packed twice is the same.

@@ -150,7 +150,7 @@ def _size_bytes(data: bytes, at: int) -> int:
         raise CorruptBlock("the file ends inside a block")
     stored_bytes: int = _STORED_BYTES.unpack_from(data, at + _STORED_BYTES_AT)[0]
     if stored_bytes > BODY_BYTES_MAX:
-        raise CorruptBlock(f"a block of {stored_bytes} bytes cannot be")
+        raise CorruptBlock(f"block size {stored_bytes} is out of range")
     return HEADER_BYTES + stored_bytes
 
 

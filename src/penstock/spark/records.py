@@ -26,7 +26,7 @@ Rejects = Literal["column", "null", "fail"]
 REASON_COLUMN: Final = "_reason"
 HEADERS: Final = "headers"
 SINK_COLUMNS: Final = ("key", "topic", "partition", HEADERS)
-"""What the sink takes beside the value: encoding passes it on."""
+"""What the sink takes besides the value: encoding passes it on."""
 _HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
 

@@ -2,7 +2,7 @@
 
 Every operation that changes something on disk has a kind: the thread, what it does, and to which sort of file, as in
 `commit write segment`, `checkpoint unlink journal` or `maintenance rename swap`. What start-up, creating and deleting topics do is
-`other`, and what start-up flushes beside that `sync`; so recovery is distinguished from commits. `CrashDisk` counts operations by kind,
+`other`, and what start-up flushes besides that `sync`; so recovery is distinguished from commits. `CrashDisk` counts operations by kind,
 and at the chosen one calls `os._exit`: before the operation, after it, or, for a write, with half of the bytes written. Run a
 workload once without a crash to learn which operations it has, then once for each of them.
 """

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from penstock.broker.access.audit import (
     ACCESS_AUDIT_TOPIC,
     AUDIT_TOPIC,
+    DEDUP_WINDOW_S,
     DETAIL_BYTES_MAX,
     EVENTS_MAX,
     EVENTS_PER_CHECK,
-    FOLD_S,
     NAME_BYTES_KEPT,
     REFUSALS_PER_SOURCE_MAX,
     REFUSALS_WINDOW_S,
@@ -106,7 +106,7 @@ async def test_equal_refusals_become_one_event_that_counts_them(audit: Audit, cl
     audit.note_denied(ANN, Operation.WRITE, orders)
     audit.note_denied(BOB, Operation.READ, orders)
     audit.note_denied(BOB, Operation.ADMIN, BROKER)
-    clock.advance(FOLD_S)
+    clock.advance(DEDUP_WINDOW_S)
     audit.note_denied(ANN, Operation.READ, orders)
     await audit.written()
     page = await audit.query(SYSTEM, AuditQuery())
@@ -186,7 +186,7 @@ async def test_equal_logins_become_one_event_that_counts_them(audit: Audit, cloc
     for _ in range(100):
         audit.note_login(ANN)
     audit.note_login(BOB)
-    clock.advance(FOLD_S)
+    clock.advance(DEDUP_WINDOW_S)
     audit.note_login(ANN)
     page = await audit.query(SYSTEM, AuditQuery())
     told = [(event.type, event.user, event.action, event.result, event.details) for event in page.events]

@@ -334,10 +334,10 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         GROUP_IN_TOPIC,
         lambda b, who, t: b.subscriptions.refuse(who, t, a_subscription(t), 1),
     ),
-    "subscriptions.give_up": (
+    "subscriptions.dead_letter": (
         Operation.COMMIT,
         GROUP_IN_TOPIC,
-        lambda b, who, t: b.subscriptions.give_up(who, t, a_subscription(t), 1, "why"),
+        lambda b, who, t: b.subscriptions.dead_letter(who, t, a_subscription(t), 1, "why"),
     ),
     "api_keys.create": (Operation.ADMIN, WHOLE, lambda b, who, t: b.api_keys.create(who, "worker")),
     "api_keys.names": (Operation.ADMIN, WHOLE, lambda b, who, t: b.api_keys.names(who)),
@@ -397,7 +397,7 @@ WITHOUT_GROUP: dict[str, Call] = {
     "acknowledge": lambda b, who, t: b.subscriptions.acknowledge(who, t, a_subscription(t, ""), 1),
     "acknowledge_many": lambda b, who, t: b.subscriptions.acknowledge_many(who, t, a_subscription(t, ""), [1]),
     "refuse": lambda b, who, t: b.subscriptions.refuse(who, t, a_subscription(t, ""), 1),
-    "give_up": lambda b, who, t: b.subscriptions.give_up(who, t, a_subscription(t, ""), 1, "why"),
+    "dead_letter": lambda b, who, t: b.subscriptions.dead_letter(who, t, a_subscription(t, ""), 1, "why"),
 }
 
 

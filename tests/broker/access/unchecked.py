@@ -44,7 +44,7 @@ NOT_OPERATIONS = {
     "users.login_basis",
     "users.open_setup",
     "users.standing",
-    "subscriptions.give_back",
+    "subscriptions.requeue",
     "subscriptions.start",
     "subscriptions.close",
     "subscriptions.find",

@@ -118,7 +118,7 @@ async def test_a_record_is_settled_once_nobody_is_owed_it(broker: Broker, clock:
     clock.advance(1)
     broker.subscriptions.sweep()
     assert [subscription.is_settled(tag) for tag in (before, one, two, 3)] == [False, True, False, False]
-    subscription.give_up(two, "too large")
+    subscription.dead_letter(two, "too large")
     assert not subscription.is_settled(two), "not before it is a dead letter"
 
 
@@ -262,7 +262,7 @@ async def test_what_a_reader_gives_back_is_delivered_next_and_was_no_delivery(br
         delivery = await take(broker, subscription)
         assert delivery is not None
         assert delivery.value == b"1"
-        broker.subscriptions.give_back(subscription, [(delivery.tag, delivery.deliveries)])
+        broker.subscriptions.requeue(subscription, [(delivery.tag, delivery.deliveries)])
         assert not ack(broker, subscription, delivery.tag)
     assert await take_values(broker, subscription) == [b"1", b"2"]
 
@@ -271,10 +271,10 @@ async def test_what_a_reader_gives_back_stands_before_what_others_gave_back(brok
     subscription = await subscribe(broker)
     await produce(broker, "orders", [b"1", b"2", b"3"])
     had = [await take(broker, subscription) for _ in range(3)]
-    broker.subscriptions.give_back(subscription, [(each.tag, each.deliveries) for each in had if each is not None])
+    broker.subscriptions.requeue(subscription, [(each.tag, each.deliveries) for each in had if each is not None])
     first = await take(broker, subscription)
     assert first is not None
-    broker.subscriptions.give_back(subscription, [(first.tag, first.deliveries)])
+    broker.subscriptions.requeue(subscription, [(first.tag, first.deliveries)])
     assert await take_values(broker, subscription) == [b"1", b"2", b"3"]
 
 
@@ -289,7 +289,7 @@ async def test_what_readers_were_at_work_on_when_they_went_becomes_a_dead_letter
         had = [await take(broker, subscription) for _ in range(2)]
         assert [each and (each.value, each.deliveries) for each in had] == [(b"poison", times), (b"3", 1)]
         given = [(each.tag, each.deliveries) for each in had if each is not None]
-        broker.subscriptions.give_back(subscription, [(done.tag, 1), *given], first_counts=True)
+        broker.subscriptions.requeue(subscription, [(done.tag, 1), *given], first_counts=True)
     await write_dead_letters(broker)
     [letter] = await broker.dead_letters.letters(ANONYMOUS, "orders", 10)
     assert (letter.value, letter.attempts) == (b"poison", 3)
@@ -378,6 +378,6 @@ async def test_what_another_reader_has_meanwhile_is_not_given_back(broker: Broke
     assert first is not None
     assert second is not None
     assert (first.deliveries, second.deliveries) == (1, 2)
-    broker.subscriptions.give_back(subscription, [(first.tag, first.deliveries)])
+    broker.subscriptions.requeue(subscription, [(first.tag, first.deliveries)])
     assert await take(broker, subscription) is None
     assert ack(broker, subscription, second.tag)

@@ -156,16 +156,16 @@ async def test_the_sweep_continues_after_an_unexpected_error(
     subscription = await subscribe(broker)
     await produce(broker, "orders", [b"a"])
     await take(broker, subscription)
-    original = Subscription.release_due
+    original = Subscription.expire_deliveries
     failed = asyncio.Event()
 
     def failing(self: Subscription, now_ms: int) -> None:
         failed.set()
         raise RuntimeError("bug")
 
-    monkeypatch.setattr(Subscription, "release_due", failing)
+    monkeypatch.setattr(Subscription, "expire_deliveries", failing)
     await failed.wait()
-    monkeypatch.setattr(Subscription, "release_due", original)
+    monkeypatch.setattr(Subscription, "expire_deliveries", original)
     woken = asyncio.Event()
     subscription.watch(woken.set)
     clock.advance(10)

@@ -135,7 +135,7 @@ async def test_a_refused_last_delivery_and_one_that_cannot_arrive_become_dead_le
         for _ in range(2):
             await take(broker, subscription)
         assert broker.subscriptions.refuse(ANONYMOUS, "orders", subscription, 1)
-        broker.subscriptions.give_up(ANONYMOUS, "orders", subscription, 2, "too large")
+        broker.subscriptions.dead_letter(ANONYMOUS, "orders", subscription, 2, "too large")
         await write_dead_letters(broker)
         letters = await broker.dead_letters.letters(ANONYMOUS, "orders", 10)
         assert [letter.reason for letter in letters] == ["refused by its reader", "too large"]

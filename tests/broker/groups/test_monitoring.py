@@ -84,7 +84,7 @@ async def test_a_subscription_is_shown_with_what_is_in_flight_redelivered_and_de
         clock.advance(10)
         assert broker.subscriptions.take_many(WHO, "t", subscription, 1, 1)
     clock.advance(10)
-    subscription.release_due(clock.now_ms())
+    subscription.expire_deliveries(clock.now_ms())
     [status] = (await broker.monitoring.subscriptions(WHO, Filter(name="jobs"))).items
     assert (status.redeliveries, status.waiting, status.dead_letters, status.lag) == (2, 1, 0, 3)
     broker.subscriptions.sweep()

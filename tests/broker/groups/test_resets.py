@@ -159,7 +159,7 @@ async def test_records_that_wait_to_become_dead_letters_are_not_forgotten(broker
     subscription = await filled(broker)
     first = await take(broker, subscription)
     assert first is not None
-    subscription.give_up(first.tag, "too large")
+    subscription.dead_letter(first.tag, "too large")
     with pytest.raises(InvalidRequest, match=r"wait to become dead letters \(1\)"):
         await broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", EARLIEST)
     await write_dead_letters(broker)

@@ -10,9 +10,9 @@ from penstock.broker.records.keys import (
     VECTOR_KEY_BYTES_MAX,
     VECTOR_RUN_MIN,
     fnv1a,
-    follow_keys,
     key_hashes,
-    take_turns,
+    partition_by_key,
+    round_robin,
 )
 
 # What FlyMQ's own clients compute for these keys, and the partition of three that follows.
@@ -31,7 +31,7 @@ VECTORS = [
 @pytest.mark.parametrize(("key", "digest", "partition_of_three"), VECTORS)
 def test_the_hash_is_the_one_that_clients_compute(key: bytes, digest: int, partition_of_three: int) -> None:
     assert fnv1a(key) == digest
-    chosen, turn = follow_keys([key], 7, 3)
+    chosen, turn = partition_by_key([key], 7, 3)
     assert (chosen.tolist(), turn) == ([partition_of_three], 7)
 
 
@@ -49,12 +49,12 @@ def test_every_way_of_hashing_gives_the_same_numbers(keys: list[bytes], count: i
 
 
 def test_records_without_keys_take_turns() -> None:
-    assert take_turns(5, 0, 3).tolist() == [0, 1, 2, 0, 1]
-    assert take_turns(2, 2, 3).tolist() == [2, 0]
+    assert round_robin(5, 0, 3).tolist() == [0, 1, 2, 0, 1]
+    assert round_robin(2, 2, 3).tolist() == [2, 0]
 
 
 def test_records_without_keys_among_others_take_turns_between_them() -> None:
-    chosen, turn = follow_keys([None, b"k1", None, b"a"], 1, 3)
+    chosen, turn = partition_by_key([None, b"k1", None, b"a"], 1, 3)
     assert (chosen.tolist(), turn) == ([1, 0, 2, 1], 3)
-    chosen, turn = follow_keys([None, None], 1, 3)
+    chosen, turn = partition_by_key([None, None], 1, 3)
     assert (chosen.tolist(), turn) == ([1, 2], 3)

@@ -108,7 +108,7 @@ async def test_added_partitions_count_towards_the_limits(small: Broker) -> None:
         return_exceptions=True,
     )
     assert [isinstance(result, LimitExceeded) for result in results] == [False, True]
-    assert "2 more partitions do not fit beside the 6 there are" in str(results[1])
+    assert "2 more partitions do not fit next to the 6 there are" in str(results[1])
     await small.topics.alter(ANONYMOUS, "clicks", [("compression", "zstd")])  # settings need no room
 
 

@@ -15,7 +15,7 @@ async def test_what_is_being_made_counts_and_what_failed_does_not(engine: Engine
     await engine.create_topic("a", TopicConfig(partitions=2))
     with quota.reserved("b", 3):
         with (
-            pytest.raises(LimitExceeded, match="2 more partitions do not fit beside the 5 there are"),
+            pytest.raises(LimitExceeded, match="2 more partitions do not fit next to the 5 there are"),
             quota.reserved("c", 2),
         ):
             pass

@@ -94,9 +94,9 @@ async def test_an_application_of_one_epoch_is_forgotten_after_a_day(house: Stagi
         house.clock.advance(DAY_S + 1)
         applications = house.staging._applications
         applications.forget(())
-        while applications.standing(ALICE, "job").run:
+        while applications.current(ALICE, "job").run:
             await asyncio.sleep(0)
-        assert applications.standing(ALICE, "query").run == 1
+        assert applications.current(ALICE, "query").run == 1
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -115,7 +115,7 @@ async def test_an_application_that_stages_for_more_than_a_day_is_not_forgotten(
                 await house.restart()
             else:
                 await house.staging._sweep_step()
-        while house.staging._applications.standing(ALICE, "other").run:
+        while house.staging._applications.current(ALICE, "other").run:
             await asyncio.sleep(0)
         await house.stage("orders", [(0, [b"2"])], application="job", sequence=2)
         assert await house.publish(0, ("a", 3), application="job") is Committed.NOW

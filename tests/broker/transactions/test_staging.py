@@ -248,7 +248,7 @@ async def test_an_application_belongs_to_who_began_it(house: StagingHouse) -> No
             lambda: house.publish(0, ("a", 1), who=BOB),
             lambda: house.staging.abort(BOB, "query", 1, 0),
         ):
-            with pytest.raises(AccessDenied, match="belongs to someone else"):
+            with pytest.raises(AccessDenied, match="is owned by another user"):
                 await asked()
         assert await house.publish(0, ("a", 1)) is Committed.NOW
 

@@ -148,14 +148,14 @@ def test_what_follows_a_complete_binary_request_is_ignored() -> None:
 def test_an_impossible_length_is_the_last_message(length: int) -> None:
     decoder = RequestDecoder()
     requests = decoder.feed(binary_client.encode_call(messages.Ping()) + length.to_bytes(4, "big") + b"\xff" * 10)
-    assert [type(request) for request in requests] == [messages.Call, messages.BrokenFrame]
+    assert [type(request) for request in requests] == [messages.Call, messages.MalformedFrame]
     assert decoder.feed(binary_client.encode_call(messages.Ping())) == []
     assert not decoder.partial
 
 
 def test_a_json_conversation_hears_of_an_empty_frame_in_json() -> None:
     _, broken = decode(json_client.encode_call(messages.Ping()) + bytes(4))
-    assert broken == messages.BrokenFrame(Dialect.JSON, "failed to parse request: zero-length frame")
+    assert broken == messages.MalformedFrame(Dialect.JSON, "failed to parse request: zero-length frame")
 
 
 # --- faults, in the words of deployed brokers ---
@@ -467,5 +467,5 @@ def test_an_impossible_length_beyond_the_bound_is_still_the_last_message() -> No
         messages.Call,
         messages.Call,
         messages.Call,
-        messages.BrokenFrame,
+        messages.MalformedFrame,
     ]

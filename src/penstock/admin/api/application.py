@@ -1,4 +1,4 @@
-"""Serves the table of endpoints: finds the endpoint, says who is asking, decodes, calls, encodes.
+"""Serves the table of endpoints: finds the endpoint, authenticates the caller, decodes, calls, encodes.
 
 In this order, so that the cheap checks come first: rate, host and origin, path and method, login, size and form of the body. Parameters
 of the path are percent-encoded, slashes too, because names of topics have slashes.
@@ -41,7 +41,7 @@ from penstock.admin.api.openapi import document
 from penstock.admin.api.problems import CONTENT_TYPE, TYPE_PREFIX, HttpProblem, Problem, problem_of
 from penstock.admin.api.rates import Rates
 from penstock.admin.api.routing import Routes
-from penstock.admin.api.table import ENDPOINTS, PREFIX, Call, Endpoint, NewToken, Request, Surroundings
+from penstock.admin.api.table import ENDPOINTS, PREFIX, AdminContext, Call, Endpoint, NewToken, Request
 from penstock.clock import Clock
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.net.limits import AdminLimits
@@ -78,7 +78,7 @@ class Door:
         self._exposed = exposed
 
     async def admit(self, request: HttpRequest) -> Caller:
-        """Return who is asking. Raises HttpProblem, AuthenticationFailed, AccessDenied."""
+        """Return the caller. Raises HttpProblem, AuthenticationFailed, AccessDenied."""
         address = Address(*(request.client or ("", 0)))
         wait_s = self._rates.wait_s(address.host)
         if wait_s:
@@ -132,7 +132,7 @@ class Application(ABC):
 class Api(Application):
     """The ASGI application below `/api/v1`."""
 
-    def __init__(self, given: Surroundings, door: Door, *, secure: bool) -> None:
+    def __init__(self, given: AdminContext, door: Door, *, secure: bool) -> None:
         """`secure`: the address has TLS, so cookies travel over TLS only."""
         self._given = given
         self._door = door

@@ -82,7 +82,7 @@ async def list_connections(call: Call) -> list[ConnectionState]:
     errors=(InvalidRequest, EntryNotFound, LimitExceeded),
 )
 async def start_inspection(call: Call, body: NewInspection) -> InspectionState:
-    """Begin to note what a connection says: at most 4 MiB, 1,000 frames and 256 streams."""
+    """Start recording the frames of a connection: at most 4 MiB, 1,000 frames and 256 streams."""
     principal = call.principal
     authorize(call.broker.access, principal, INSPECT.operation, BROKER)
     inspection = call.given.inspector.start(body.listener, body.peer, payloads=body.payloads)

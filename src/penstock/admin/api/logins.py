@@ -71,7 +71,7 @@ class Logins:
         self._keys: OrderedDict[bytes, tuple[Login, float]] = OrderedDict()
 
     async def caller(self, method: str, headers: Mapping[str, str], address: str) -> Caller:
-        """Return who is asking. Raises AuthenticationFailed, AccessDenied for a write without its CSRF token."""
+        """Return the caller. Raises AuthenticationFailed, AccessDenied for a write without its CSRF token."""
         if not self.required:
             return Caller(ANONYMOUS.seen_at(address, None))
         scheme, _, credentials = headers.get("authorization", "").partition(" ")

@@ -136,7 +136,7 @@ class NewRecord(Request, frozen=True):
 class NewRecords(Request, frozen=True):
     records: Annotated[list[NewRecord], msgspec.Meta(min_length=1, max_length=PRODUCED_MAX)]
     schema: str | None = None
-    """A schema that the records must follow beside the topic's own."""
+    """A schema that the records must follow besides the topic's own."""
 
 
 class Produced(Reply, frozen=True):

@@ -32,7 +32,7 @@ class SessionState(Reply, frozen=True):
 
 @endpoint("GET", "/session", asks=None)
 async def get_session(call: Call) -> SessionState:
-    """Return who is asking and what they may do everywhere."""
+    """Return the authenticated principal and its global permissions."""
     return _state(call, call.caller)
 
 

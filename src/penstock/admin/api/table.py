@@ -47,8 +47,8 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What endpoints are given beside the request."""
+class AdminContext:
+    """What endpoints are given besides the request."""
 
     broker: Broker
     clock: Clock
@@ -76,7 +76,7 @@ class NewToken:
 class Call:
     """One request, as the function that answers it sees it."""
 
-    given: Surroundings
+    given: AdminContext
     caller: Caller
     path: Mapping[str, str]
     """The parameters of the path by name, decoded."""

@@ -44,7 +44,7 @@ SEGMENT_BYTES: Final = 8 << 20
 SEGMENT_MS: Final = 24 * 3600 * 1000
 WAITING_EVENTS_MAX: Final = 10_000
 """For each topic."""
-FOLD_S: Final = 5.0
+DEDUP_WINDOW_S: Final = 5.0
 """Equal logins or refusals within this time are one event."""
 FOLDED_MAX: Final = 1_000
 REFUSALS_PER_SOURCE_MAX: Final = 30
@@ -318,8 +318,8 @@ class Audit:
     def _unfolded(self, key: tuple[str, ...], source: str | None = None) -> dict[str, str] | None:
         """Return the details of an event to note, or None if it is only counted. A source is limited if it is given."""
         now_s = self._clock.monotonic()
-        noted_s, folded = self._folded.get(key, (now_s - FOLD_S, 0))
-        if now_s - noted_s < FOLD_S:
+        noted_s, folded = self._folded.get(key, (now_s - DEDUP_WINDOW_S, 0))
+        if now_s - noted_s < DEDUP_WINDOW_S:
             self._folded[key] = (noted_s, folded + 1)
             self.stats.folded += 1
             return None

@@ -45,7 +45,7 @@ class Principal:
     name: str
     """A user's name; those of principals that are no users contain a colon, which no user's does. Empty: not known yet."""
     roles: frozenset[str] = frozenset()
-    """Granted by the listener itself, beside those that a user of this name has."""
+    """Granted by the listener itself, besides those that a user of this name has."""
     trusted: bool = False
     address: str = field(default="", compare=False)
     """Where the request comes from, for the audit trail."""

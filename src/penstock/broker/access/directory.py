@@ -178,7 +178,7 @@ class Directory:
         self.changing = asyncio.Lock()
         """Held while users, roles or API keys change: what one change checks, no other undoes meanwhile."""
         self.role_holders: list[Callable[[str], Iterator[str]]] = []
-        """What has roles beside users and ACLs: each finds the holders of a role, in words."""
+        """What has roles besides users and ACLs: each finds the holders of a role, in words."""
         self.granted = Grants()
         """Checks that were passed with the users, roles and ACLs as they are."""
         self._topic_acls = _Coverage()

@@ -6,7 +6,7 @@ and in entries.
 
 The room is shared fairly between tenants, which are the first levels of names: when it is full, the tenant that has the largest part of
 it makes way, with what it neither read nor wrote for longest. So of n tenants, one that has less than the n-th part of the bytes and
-of the entries loses nothing, whatever the others put. A value is refused that would not fit into the empty room, or not beside what
+of the entries loses nothing, whatever the others put. A value is refused that would not fit into the empty room, or not next to what
 such tenants have.
 
 Expiry is checked when a value is read, on a clock that never goes back: nothing runs in the background.
@@ -28,9 +28,9 @@ from penstock.errors import InvalidRequest, LimitExceeded
 from penstock.names import validate_topic_name
 
 ENTRY_BYTES: Final = 450
-"""What an entry takes in memory beside the characters of its names and the bytes of its value."""
+"""What an entry takes in memory besides the characters of its names and the bytes of its value."""
 PART_BYTES: Final = 800
-"""What a tenant takes beside its entries."""
+"""What a tenant takes besides its entries."""
 KEY_BYTES_MAX: Final = 4096
 TTL_MS_MAX: Final = (1 << 64) - 1
 _NO_TEXT_BYTES: Final = sys.getsizeof("")
@@ -126,7 +126,7 @@ class Cache:
                 if before is not None:
                     self._add(tenant, place, before)
                 raise LimitExceeded(
-                    f"a value of {len(value)} bytes does not fit into the cache beside what other tenants keep: put a smaller one"
+                    f"a value of {len(value)} bytes does not fit into the cache next to what other tenants keep: put a smaller one"
                 )
             evicted.append(made_way)
         self.stats.puts += 1

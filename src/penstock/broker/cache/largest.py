@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final
 
 OUTDATED_MAX: Final = 64
-"""Notes beside two a holder: with more, those that are outdated are thrown away."""
+"""Notes besides two a holder: with more, those that are outdated are thrown away."""
 
 
 class Largest:

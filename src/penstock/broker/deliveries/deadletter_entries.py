@@ -27,7 +27,7 @@ from penstock.names import NAME_BYTES_MAX
 from penstock.record_headers import decode_headers, encode_headers
 
 HEADER_PREFIX: Final = "penstock-dlq-"
-# A letter must fit into a reply frame where the record did; the reason is a part of what is left beside a record.
+# A letter must fit into a reply frame where the record did; the reason is a part of what is left besides a record.
 REASON_BYTES_MAX: Final = 512
 # Larger ones are listed as they are: reading them would hold up everybody else.
 JSON_BYTES_MAX: Final = 4 << 20
@@ -95,7 +95,7 @@ class _JsonEntry(msgspec.Struct):
 _JSON: Final = msgspec.json.Decoder(_JsonEntry)
 
 
-def headers_with_story(failed: FailedRecord) -> bytes:
+def failure_headers(failed: FailedRecord) -> bytes:
     """The header cell of a dead letter: the record's own headers, then the failure metadata."""
     own = [] if failed.headers is None else decode_headers(failed.headers)
     story = {

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.background import run_to_completion
 from penstock.broker.access.checks import Operation, Principal, on_topic
-from penstock.broker.deliveries.deadletter_entries import DeadLetter, FailedRecord, headers_with_story, letters_of
+from penstock.broker.deliveries.deadletter_entries import DeadLetter, FailedRecord, failure_headers, letters_of
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.part import Context, Part
 from penstock.broker.records.producer import ANY_PARTITION, Producer
@@ -134,7 +134,7 @@ class DeadLetters(Part):
                 Batch(
                     [record.value for record in records],
                     [record.key for record in records],
-                    [headers_with_story(record) for record in records],
+                    [failure_headers(record) for record in records],
                 ),
             )
             for name, records in by_topic.items()
@@ -237,7 +237,7 @@ class DeadLetters(Part):
     @on_topic(Operation.DELETE)
     @run_to_completion
     async def purge(self, principal: Principal, topic: str) -> None:
-        """Delete the dead letters of a topic for good. Where there are none, none are left."""
+        """Delete all dead letters of a topic. One without any is no error."""
         async with self._changing.of(topic):
             info = self._dead_letter_topic(topic)
             if info is not None:
@@ -333,7 +333,7 @@ class DeadLetters(Part):
             [letter.key for letter in letters],
             [letter.headers for letter in letters],
         )
-        if self._validation.concerns(topic):
+        if self._validation.applies_to(topic):
             batch = await self._validation.check(topic, None, batch)
         asked = [
             ANY_PARTITION

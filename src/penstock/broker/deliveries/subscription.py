@@ -104,6 +104,7 @@ class Subscription:
         "created_ms",
         "dead_letters",
         "deleted",
+        "expired",
         "id",
         "is_moving",
         "name",
@@ -111,7 +112,6 @@ class Subscription:
         "policy",
         "qos",
         "redeliveries",
-        "taken_back",
         "topic",
         "topic_id",
         "used_s",
@@ -139,8 +139,8 @@ class Subscription:
         self.deleted = False
         self.is_moving = False
         """A reset is being stored: until it is, nothing is delivered, because that would be forgotten."""
-        self.taken_back = 0
-        """Deliveries whose time was over, or that a reset has forgotten, ever."""
+        self.expired = 0
+        """Deliveries that expired or that a reset dropped, ever."""
         self.redeliveries = 0
         """Deliveries of records that were delivered before, ever."""
         self.dead_letters = 0
@@ -163,7 +163,7 @@ class Subscription:
         self._waiting: deque[int] = deque()
         """Tags to be delivered again."""
         self._heap: list[tuple[int, int]] = []
-        """When each delivery is taken back, and its tag. Entries of settled deliveries stay until their time or a tidying."""
+        """When each delivery expires, and its tag. Entries of settled deliveries stay until their time or a tidying."""
         self._exhausted: dict[int, Exhausted] = {}
         self._turn = 0
         self._loading: asyncio.Lock | None = None
@@ -188,7 +188,7 @@ class Subscription:
         """The next record, None if there is none to deliver now. Raises CorruptBlock, and TopicNotFound once that is gone."""
         if self.is_moving:
             return None
-        self.release_due(now_ms)
+        self.expire_deliveries(now_ms)
         while self._waiting:
             found = self._take_again(now_ms)
             if found is not None:
@@ -220,55 +220,55 @@ class Subscription:
                 await cursor.load()
 
     def acknowledge(self, tag: int, now_ms: int) -> bool:
-        """Settle a delivery. False if the tag is not in flight: unknown, settled already, or taken back for redelivery."""
+        """Settle a delivery. False if the tag is not in flight: unknown, settled already, or expired."""
         entry = self._in_flight.get(tag)
         if entry is None or entry.due_ms is None:
             return False
         if entry.due_ms <= now_ms:
-            self.release_due(now_ms)
+            self.expire_deliveries(now_ms)
             return False
         self._remove(tag)
         return True
 
     def refuse(self, tag: int, now_ms: int) -> bool:
-        """The reader could not handle it: take it back after the delay of its delivery, or give it up if that was its last."""
+        """Nack a delivery: requeue it after its backoff, or make it a dead letter if it was the last one."""
         entry = self._in_flight.get(tag)
         if entry is None or entry.due_ms is None:
             return False
         if entry.deliveries >= self.policy.deliveries_max:
-            self._give_up(tag, entry, "refused by its reader")
+            self._exhaust(tag, entry, "refused by its reader")
         else:
             entry.due_ms = now_ms + self.policy.delay_ms(entry.deliveries)
             heappush(self._heap, (entry.due_ms, tag))
         return True
 
     def is_with_reader(self, tag: int, deliveries: int) -> bool:
-        """Whether this delivery of a record is still in flight: neither settled nor taken back."""
+        """Whether this delivery of a record is still in flight: neither settled nor expired."""
         entry = self._in_flight.get(tag)
         return entry is not None and entry.due_ms is not None and entry.deliveries == deliveries
 
-    def give_back(self, tag: int, deliveries: int, *, counts: bool) -> None:
-        """Its reader has gone: it is the next to be delivered. `counts`: whether that was a delivery as any other, of which there are
-        so many, or one that perhaps nobody had examined.
+    def requeue(self, tag: int, deliveries: int, *, counts: bool) -> None:
+        """Requeue a delivery whose reader has disconnected, ahead of new records. `counts`: whether it counts towards `deliveries_max`;
+        one that nobody may have looked at does not.
 
-        Nothing happens where it was taken back before, and perhaps delivered to another.
+        Nothing happens if it has expired, and was perhaps delivered to another reader.
         """
         if not self.is_with_reader(tag, deliveries):
             return
         entry = self._in_flight[tag]
         if counts and deliveries >= self.policy.deliveries_max:
-            self._give_up(tag, entry, f"its reader was gone after {deliveries} deliveries")
+            self._exhaust(tag, entry, f"its reader was gone after {deliveries} deliveries")
             return
         if not counts:
             entry.deliveries -= 1
         entry.due_ms = None
         self._waiting.appendleft(tag)
 
-    def give_up(self, tag: int, reason: str) -> None:
-        """A delivery that can never arrive: its record becomes a dead letter now."""
+    def dead_letter(self, tag: int, reason: str) -> None:
+        """Make the record of a delivery that can never arrive a dead letter."""
         entry = self._in_flight.get(tag)
         if entry is not None:
-            self._give_up(tag, entry, reason)
+            self._exhaust(tag, entry, reason)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` whenever there may be something to take that was not there before. Returns what stops it."""
@@ -347,23 +347,23 @@ class Subscription:
         """The oldest records that are to become dead letters. They stay exhausted until `dead_lettered`."""
         return list(islice(self._exhausted.values(), count_max))
 
-    def release_due(self, now_ms: int) -> None:
-        """Take back the deliveries whose time is over."""
+    def expire_deliveries(self, now_ms: int) -> None:
+        """Requeue deliveries whose time for an acknowledgement is over, or exhaust them."""
         heap = self._heap
-        taken_back = 0
+        expired = 0
         while heap and heap[0][0] <= now_ms:
             due_ms, tag = heappop(heap)
             entry = self._in_flight.get(tag)
             if entry is None or entry.due_ms != due_ms:
                 continue
-            taken_back += 1
+            expired += 1
             if entry.deliveries >= self.policy.deliveries_max:
-                self._give_up(tag, entry, f"not acknowledged after {entry.deliveries} deliveries")
+                self._exhaust(tag, entry, f"not acknowledged after {entry.deliveries} deliveries")
             else:
                 entry.due_ms = None
                 self._waiting.append(tag)
-        if taken_back:
-            self.taken_back += taken_back
+        if expired:
+            self.expired += expired
             self.wake()
 
     def dead_lettered(self, tags: Sequence[int]) -> None:
@@ -394,7 +394,7 @@ class Subscription:
         moved = {tag for tag in self._in_flight if self.place(tag)[0] in partitions}
         for tag in moved:
             del self._in_flight[tag]
-        self.taken_back += len(moved)
+        self.expired += len(moved)
         self._waiting = deque(tag for tag in self._waiting if tag not in moved)
         for index in partitions:
             cursor = stored.cursors[index]
@@ -507,7 +507,7 @@ class Subscription:
         if may_wake:
             self.wake()
 
-    def _give_up(self, tag: int, entry: _InFlight, reason: str) -> None:
+    def _exhaust(self, tag: int, entry: _InFlight, reason: str) -> None:
         del self._in_flight[tag]
         self._exhausted[tag] = Exhausted(tag, reason, entry.deliveries, entry.first_ms)
 

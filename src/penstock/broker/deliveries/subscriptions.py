@@ -251,9 +251,9 @@ class Subscriptions(Part):
         return refused
 
     @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
-    def give_up(self, principal: Principal, topic: str, subscription: Subscription, tag: int, reason: str) -> None:
+    def dead_letter(self, principal: Principal, topic: str, subscription: Subscription, tag: int, reason: str) -> None:
         """Make a delivery's record a dead letter, because it can never arrive."""
-        subscription.give_up(tag, reason)
+        subscription.dead_letter(tag, reason)
         if subscription.exhausted:
             self._writer.dead_letter_soon(subscription)
 
@@ -267,7 +267,7 @@ class Subscriptions(Part):
         """The same for one that has a name."""
         return self._by_name.get((topic, name))
 
-    def give_back(
+    def requeue(
         self, subscription: Subscription, delivered: Sequence[tuple[int, int]], *, first_counts: bool = False
     ) -> None:
         """A reader has gone: what it had is for others, or for itself when it comes again. Never fails; it was the reader's own.
@@ -279,7 +279,7 @@ class Subscriptions(Part):
         had = (tag for tag, deliveries in delivered if subscription.is_with_reader(tag, deliveries))
         at_work_on = next(had, None) if first_counts else None
         for tag, deliveries in sorted(delivered, reverse=True):  # so that the first of them ends up in front
-            subscription.give_back(tag, deliveries, counts=tag == at_work_on)
+            subscription.requeue(tag, deliveries, counts=tag == at_work_on)
         if subscription.exhausted:
             self._writer.dead_letter_soon(subscription)
         if delivered:
@@ -319,7 +319,7 @@ class Subscriptions(Part):
         name = group_name(subscription)
         if subscription.deleted:
             raise GroupNotFound(f"subscription not found: {name} in topic {subscription.topic}")
-        subscription.release_due(self._clock.now_ms())
+        subscription.expire_deliveries(self._clock.now_ms())
         if subscription.watched or subscription.with_readers:
             raise InvalidRequest(
                 f"subscription {name} has readers (deliveries that are not acknowledged: {subscription.with_readers}): "
@@ -398,7 +398,7 @@ class Subscriptions(Part):
         """Take back what is due, let go of blocks that nobody reads, and end what nobody uses."""
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic()
         for subscription in list(self._reading.values()):
-            subscription.release_due(now_ms)
+            subscription.expire_deliveries(now_ms)
             if subscription.exhausted:
                 self._writer.dead_letter_soon(subscription)
             if now_s - subscription.used_s >= FORGET_S:

@@ -269,7 +269,7 @@ class Coordinator(Part):
             self._expire(state)
             raise _fenced(member_id, group)
         if member.principal != principal.name:
-            raise AccessDenied(f"unauthorized: member {member_id} of group {group} belongs to someone else")
+            raise AccessDenied(f"unauthorized: member {member_id} of group {group} is owned by another user")
         self._refresh_topics(state)
         return state, member
 
@@ -338,7 +338,7 @@ class Coordinator(Part):
                 f"group {state.name} has {len(state.members)} members, the most allowed: stop some or raise limits.members_per_group_max"
             )
         if replaced is not None and replaced.principal != principal.name:
-            raise AccessDenied(f"unauthorized: instance id {instance} of group {state.name} belongs to someone else")
+            raise AccessDenied(f"unauthorized: instance id {instance} of group {state.name} is owned by another user")
         member = Member(beat.member, principal.name, topics, beat.session, self._clock.monotonic())
         self._announce(state, member)
         self._groups[state.name] = state

@@ -73,7 +73,7 @@ _FIELDS_BYTES_MAX: Final = 64
 _REASON_BYTES_MAX: Final = 4 * REASON_CHARACTERS_MAX + 64
 _STORED_SOMEWHERE: Final = "the records are stored, but the log has not told at which offsets"
 _ENTRY_BYTES: Final = 64
-"""What an entry or a producer takes in memory beside its bytes, about."""
+"""What an entry or a producer takes in memory besides its bytes, about."""
 
 OnWritten = Callable[[Written | PenstockError], None]
 _Answer = bytes | OutcomeUnknown
@@ -367,7 +367,7 @@ class IdempotentProducers(Part):
         known.sequences.begin(request.sequence, done)
         self._writes += 1
         try:
-            if schema is None and not self._validation.concerns(topic):
+            if schema is None and not self._validation.applies_to(topic):
                 write.append(partition, batch, None)
             else:
                 self._validation.screen(

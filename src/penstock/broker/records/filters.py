@@ -60,7 +60,7 @@ class RecordFilter:
         return True
 
     def matches_text(self, data: bytes, check: Check = lambda: None) -> bool:
-        """Whether a text beside the record matches, such as the reason of a dead letter. Conditions are about records alone."""
+        """Whether a text that belongs to the record matches, such as the reason of a dead letter. Conditions are about records alone."""
         if self._conditions is not None:
             return False
         return self._text.found(data, check) or (self._expression is not None and self._expression(data))

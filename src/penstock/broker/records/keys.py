@@ -83,12 +83,12 @@ def key_hashes(keys: Sequence[bytes]) -> list[int]:
     return [_fnv1a_cached(key) if len(key) <= CACHED_KEY_BYTES_MAX else fnv1a(key) for key in keys]
 
 
-def take_turns(count: int, turn: int, partitions: int) -> Partitions:
+def round_robin(count: int, turn: int, partitions: int) -> Partitions:
     """Records without keys: the first goes to partition `turn` modulo the partitions, each next one to the partition after."""
     return np.arange(turn, turn + count) % partitions
 
 
-def follow_keys(keys: Sequence[bytes | None], turn: int, partitions: int) -> tuple[Partitions, int]:
+def partition_by_key(keys: Sequence[bytes | None], turn: int, partitions: int) -> tuple[Partitions, int]:
     """Records of which some have keys. Returns where they go and the next turn: records without a key take turns."""
     hashes = np.array(key_hashes([key for key in keys if key is not None]), np.int64)
     if len(hashes) == len(keys):
@@ -97,5 +97,5 @@ def follow_keys(keys: Sequence[bytes | None], turn: int, partitions: int) -> tup
     chosen = np.empty(len(keys), np.int64)
     chosen[~keyless] = hashes % partitions
     without = len(keys) - len(hashes)
-    chosen[keyless] = take_turns(without, turn, partitions)
+    chosen[keyless] = round_robin(without, turn, partitions)
     return chosen, turn + without

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.records.faults import Faults
-from penstock.broker.records.keys import Partitions, follow_keys, take_turns
+from penstock.broker.records.keys import Partitions, partition_by_key, round_robin
 from penstock.broker.records.spreading import ALL_ROWS, Lane, OnPlaced, Placement, Run, Scattered
 from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, RecordTooLarge
 from penstock.log.api import Appended, Batch, Engine, TopicInfo
@@ -231,8 +231,8 @@ def _placed_together(index: int, done: OnPlaced, placed: list[Placement] | Scatt
 def _choose(keys: Sequence[bytes | None] | None, count: int, turn: int, partitions: int) -> tuple[Partitions, int]:
     """Partitions for records that ask for none, and the next turn."""
     if keys is None:
-        return take_turns(count, turn, partitions), turn + count
-    return follow_keys(keys, turn, partitions)
+        return round_robin(count, turn, partitions), turn + count
+    return partition_by_key(keys, turn, partitions)
 
 
 # --- rows that are refused ---

@@ -86,7 +86,7 @@ def expression_search(text: str) -> Callable[[bytes], bool] | None:
 def path_search(steps: Sequence[str | int]) -> Callable[[bytes], bytes | None]:
     """A function that returns the JSON at a path of names and indexes, None if there is none.
 
-    It decodes nothing beside the path: the rest is skipped over. Raises InvalidRequest if the path is too deep, an index too large, or
+    It decodes nothing besides the path: the rest is skipped over. Raises InvalidRequest if the path is too deep, an index too large, or
     a name has characters that no path can have.
     """
     if len(steps) > PATH_STEPS_MAX:

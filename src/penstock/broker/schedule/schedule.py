@@ -191,7 +191,7 @@ class Schedule(Part):
             batch, end = self._tracing.produce(topic, batch)
             done = ending(end, done, lambda result: result if isinstance(result, PenstockError) else None)
         accept = partial(self._accept, topic, partition, delay_ms, ttl_ms, done)
-        if self._validation.concerns(topic):
+        if self._validation.applies_to(topic):
             self._validation.admit(topic, None, batch, accept, done)
         else:
             accept(batch)

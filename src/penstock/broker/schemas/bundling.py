@@ -2,7 +2,7 @@
 
 What a definition refers to is put into it: an Avro type where it is first named, a JSON Schema under `$defs`, a Protobuf file before the
 definition, below a line with the name that it is imported by. So whatever checks, compares or decodes needs one text, and a version means
-the same for good. The text as registered is kept beside it, and returned to clients that ask for it.
+the same for good. The text as registered is kept with it, and returned to clients that ask for it.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Definition(ABC):
     @property
     @abstractmethod
     def form(self) -> bytes:
-        """What to store beside the text."""
+        """What to store with the text."""
 
     @property
     @abstractmethod

@@ -18,7 +18,7 @@ Facts = Sequence[dict[str, Any]]
 
 
 def possible_types(facts: Facts) -> frozenset[str]:
-    """The types a value may have. "number" stands for numbers that are no integers; "integer" is listed beside it."""
+    """The types a value may have. "number" stands for numbers that are no integers; "integer" is listed as well."""
     types = TYPES
     for fact in facts:
         named = fact.get("type")

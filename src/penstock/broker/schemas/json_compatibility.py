@@ -50,7 +50,7 @@ _OBJECT_KEYWORDS: Final = (
 )
 _ARRAY_KEYWORDS: Final = ("items", "prefixItems", "unevaluatedItems")
 _REFERENCES_ALONE: Final = ("draft-03", "draft-04", "draft-06", "draft-07")
-"""Drafts in which keywords beside `$ref` mean nothing."""
+"""Drafts in which keywords besides `$ref` mean nothing."""
 
 Schema = dict[str, Any] | bool
 

@@ -30,7 +30,7 @@ PATTERN_BYTES_MAX: Final = 1 << 20
 _PATTERNS: Final = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES_MAX, dfa_size_limit=PATTERN_BYTES_MAX)
 _JSON: Final = msgspec.json.Decoder()
 _CANONICAL: Final = msgspec.json.Encoder(order="deterministic")
-# What decoding raises beside DecodeError: a number beyond a double's range, bytes that are not UTF-8, too deep for the interpreter.
+# What decoding raises besides DecodeError: a number beyond a double's range, bytes that are not UTF-8, too deep for the interpreter.
 _UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 

@@ -169,7 +169,7 @@ class Schemas(Part):
 
     @on_schema(Operation.DESCRIBE)
     def form(self, principal: Principal, name: str, version: int) -> bytes:
-        """What is stored beside a definition: of Protobuf, its descriptor. Raises SchemaNotFound."""
+        """What is stored with a definition: of Protobuf, its descriptor. Raises SchemaNotFound."""
         return self._registry.resolve(Reference(name, version))[1].form
 
     @on_schema(Operation.DESCRIBE)

@@ -25,7 +25,7 @@ from penstock.broker.schemas.definition import REASONS_MAX, shortened
 
 STEPS_MAX: Final = 20_000
 
-# What a reader's type gets unchanged, beside itself. A negative int32 takes 64 bits on the wire, so no unsigned type holds it.
+# What a reader's type gets unchanged, besides itself. A negative int32 takes 64 bits on the wire, so no unsigned type holds it.
 _READS: Final[dict[int, frozenset[int]]] = {
     FieldDescriptor.TYPE_INT64: frozenset(
         {FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_ENUM}

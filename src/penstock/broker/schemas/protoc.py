@@ -1,7 +1,7 @@
 """Protobuf definitions, compiled by Google's own compiler in a process of its own.
 
 The definition goes in and the descriptor comes out over pipes: nothing is written to disk, and the only files the compiler may read
-beside are the well-known types that come with it. It takes some 3 ms. Its processor time is bounded here, and its time on the clock, which
+besides are the well-known types that come with it. It takes some 3 ms. Its processor time is bounded here, and its time on the clock, which
 counts while the machine is busy with other things, more widely; memory is bounded by the caller.
 """
 

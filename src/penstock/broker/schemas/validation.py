@@ -53,8 +53,8 @@ class ValidationStats:
     worker_runs: int = 0
 
 
-class _Want(NamedTuple):
-    """What records must follow: one version of a schema."""
+class _Requirement(NamedTuple):
+    """The version of a schema that records must follow."""
 
     name: str
     number: int
@@ -78,7 +78,7 @@ class _Run(NamedTuple):
 class _Job(NamedTuple):
     """Records to be checked against one version."""
 
-    want: _Want
+    want: _Requirement
     run: _Run
 
 
@@ -113,8 +113,8 @@ class Validation:
         if want.message:
             self._checker(want)
 
-    def concerns(self, topic: str) -> bool:
-        """Whether records of the topic must be checked, or must wait behind some that are."""
+    def applies_to(self, topic: str) -> bool:
+        """Whether records of the topic are validated, or queue behind records that are."""
         return topic in self._registry.bound or topic in self._queues
 
     def screen(
@@ -133,9 +133,9 @@ class Validation:
         """
         jobs, faults, stamped = self._jobs(self._registry.bound.get(topic), schema, batch, units)
         queue = self._queues.get(topic)
-        if queue is None and self._quick(jobs):
+        if queue is None and self._fits_inline(jobs):
             for job in jobs:
-                faults = self._check_here(job, faults)
+                faults = self._check_inline(job, faults)
             accept(faults, stamped)
             return
         waiting = _Waiting(jobs, faults, partial(_accept, accept, stamped), refuse)
@@ -143,7 +143,7 @@ class Validation:
             queue.append(waiting)
             return
         self._queues[topic] = deque([waiting])
-        _ = self._tasks.run(self._work_off(topic))
+        _ = self._tasks.run(self._drain(topic))
 
     def admit(
         self,
@@ -177,16 +177,16 @@ class Validation:
         [(number, ([payload], _))] = by_version.items()
         assert payload is not None
         want = self._want(reference._replace(version=number))
-        if self._quick([_Job(want, _Run([payload], None))]):
+        if self._fits_inline([_Job(want, _Run([payload], None))]):
             return self._checker(want).faults(payload)
         reply = await self._ask(want, [payload], None, all_reasons=True)
         return [reply.reason] if isinstance(reply, Refused) else [fault.reason for fault in reply.faults]
 
     # -- here -------------------------------------------------------------------------------------------------------------
 
-    def _want(self, reference: Reference) -> _Want:
+    def _want(self, reference: Reference) -> _Requirement:
         number, version = self._registry.resolve(reference)
-        return _Want(reference.name, number, reference.message, version)
+        return _Requirement(reference.name, number, reference.message, version)
 
     def _jobs(
         self, bound: Reference | None, given: Reference | None, batch: Batch, units: Sequence[int] | None
@@ -226,13 +226,13 @@ class Validation:
         is_sure = not self._registry.is_ambiguous(reference)
         return Asked(reference, number, is_sure, frames, partial(self._registry.has_version, name), message_path)
 
-    def _quick(self, jobs: list[_Job]) -> bool:
+    def _fits_inline(self, jobs: list[_Job]) -> bool:
         cost = 0
         for want, run in jobs:
             cost += want.version.cost * (len(run.values) + sum(map(len, filter(None, run.values))))
         return cost <= ON_LOOP_COST_MAX
 
-    def _check_here(self, job: _Job, faults: Faults | None) -> Faults | None:
+    def _check_inline(self, job: _Job, faults: Faults | None) -> Faults | None:
         """Check the rows that are not in `faults`, and add those at fault."""
         want, run = job
         rows, present = _present(run, faults)
@@ -246,7 +246,7 @@ class Validation:
         return faults
 
     def _refuse(
-        self, want: _Want, run: _Run, faults: Faults | None, rows: Sequence[int], found: Iterable[Fault]
+        self, want: _Requirement, run: _Run, faults: Faults | None, rows: Sequence[int], found: Iterable[Fault]
     ) -> Faults:
         """Add what was found at `rows` to `faults`."""
         faults = faults or Faults(run.units)
@@ -257,7 +257,7 @@ class Validation:
             self.stats.refused_writes += 1
         return faults
 
-    def _checker(self, want: _Want) -> Checker:
+    def _checker(self, want: _Requirement) -> Checker:
         key = want[:3]
         kept = self._checkers.get(key)
         if kept is not None:
@@ -276,7 +276,7 @@ class Validation:
 
     # -- in the worker ----------------------------------------------------------------------------------------------------
 
-    async def _work_off(self, topic: str) -> None:
+    async def _drain(self, topic: str) -> None:
         queue = self._queues[topic]
         while queue:
             try:
@@ -293,7 +293,7 @@ class Validation:
         faults = waiting.faults
         try:
             for job in waiting.jobs:
-                faults = await self._check_there(job, faults)
+                faults = await self._check(job, faults)
             waiting.accept(faults)
         except PenstockError as error:
             waiting.refuse(error)
@@ -301,20 +301,20 @@ class Validation:
             waiting.refuse(ServerError(f"internal error: {type(error).__name__}"))
             raise
 
-    async def _check_there(self, job: _Job, faults: Faults | None) -> Faults | None:
-        if self._quick([job]):
-            return self._check_here(job, faults)
+    async def _check(self, job: _Job, faults: Faults | None) -> Faults | None:
+        if self._fits_inline([job]):
+            return self._check_inline(job, faults)
         want, run = job
         rows, present = _present(run, faults)
         if present:
             self.stats.checked_records += len(present)
             self.stats.worker_runs += 1
-            found = await self._faults_there(want, present, _unit_sizes(rows, run.units))
+            found = await self._faults_in_worker(want, present, _unit_sizes(rows, run.units))
             if found:
                 faults = self._refuse(want, run, faults, rows, found)
         return faults
 
-    async def _faults_there(self, want: _Want, values: list[bytes], units: list[int] | None) -> list[Fault]:
+    async def _faults_in_worker(self, want: _Requirement, values: list[bytes], units: list[int] | None) -> list[Fault]:
         """Return the first fault of each request."""
         reply = await self._ask(want, values, units)
         if isinstance(reply, Verdict):
@@ -327,13 +327,13 @@ class Validation:
         start = 0
         for size in sizes:
             if size:
-                of_one = await self._faults_there(want, values[start : start + size], [size])
+                of_one = await self._faults_in_worker(want, values[start : start + size], [size])
                 found += [Fault(start + fault.row, fault.reason) for fault in of_one]
             start += size
         return found
 
     async def _ask(
-        self, want: _Want, values: list[bytes], units: list[int] | None, *, all_reasons: bool = False
+        self, want: _Requirement, values: list[bytes], units: list[int] | None, *, all_reasons: bool = False
     ) -> Verdict | Refused:
         version = want.version
         reply = await self._worker.ask(
@@ -381,6 +381,6 @@ def _accept(accept: OnScreened, stamped: Batch, faults: Faults | None) -> None:
     accept(faults, stamped)
 
 
-def _failed(want: _Want, row: int, count: int, reason: str) -> ValidationFailed:
+def _failed(want: _Requirement, row: int, count: int, reason: str) -> ValidationFailed:
     place = f"record {row}: " if count > 1 else ""
     return ValidationFailed(f"schema validation failed: {place}{reason} ({want.id})")

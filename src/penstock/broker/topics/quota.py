@@ -38,7 +38,7 @@ class TopicQuota:
         total, more = sum(counted.values()), partitions - counted.get(name, 0)
         if total + more > limits.partitions_max:
             raise LimitExceeded(
-                f"{more} more partitions do not fit beside the {total} there are: "
+                f"{more} more partitions do not fit next to the {total} there are: "
                 f"delete some topics or raise limits.partitions_max from {limits.partitions_max}"
             )
         self._reserved[name] = partitions

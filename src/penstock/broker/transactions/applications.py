@@ -1,9 +1,9 @@
-"""Applications: writers that repeat their work after a crash, and must not be seen to.
+"""Applications: writers whose commits are idempotent, so that work repeated after a crash is stored once.
 
 Such a writer cannot know whether the last commit of its run before was done. So it names its work: application, run and epoch.
 - Epochs of an application rise. A commit whose epoch is not above the last one committed has been done before: it writes nothing.
 - Runs rise too. `begin_run` hands out the next number, and from then on commits of earlier runs are refused (fenced), so that a run that
-  was thought dead cannot write beside the one that took its place. A run may have a name: then all of its processes can ask for its
+  was thought dead cannot write while the one that took its place does. A run may have a name: then all of its processes can ask for its
   number, and the first of them begins it.
 
 The last run and epoch of each application are an entry of the table `__applications`, changed in the same append as the records they
@@ -38,8 +38,8 @@ RUN_NAME_BYTES_MAX: Final = 64
 RUN_NAMES_MAX: Final = 8
 
 
-class Once(NamedTuple):
-    """Names a commit, so that it is done once however often it is tried."""
+class CommitId(NamedTuple):
+    """The id of a commit, which is done once however often it is tried."""
 
     application: str
     run: int
@@ -98,13 +98,13 @@ class Applications:
 
         Raises ProducerFenced if the run of this name is not the newest any more.
         """
-        _check(Once(application, 0, 0))
+        _check(CommitId(application, 0, 0))
         if name:
             validate_name(name, "run name", RUN_NAME_BYTES_MAX)
         if query:
             validate_name(query, "query", RUN_NAME_BYTES_MAX)
         async with self.held.of(application):
-            entry = self.standing(principal, application)
+            entry = self.current(principal, application)
             if name and name in entry.names:
                 if name != entry.names[-1]:
                     raise _fenced(f"run {name}", application, entry)
@@ -115,7 +115,7 @@ class Applications:
             await self._table.put(application, entry)
             return entry
 
-    def prepare(self, principal: Principal, once: Once) -> PreparedChange[str, Application]:
+    def prepare(self, principal: Principal, once: CommitId) -> PreparedChange[str, Application]:
         """The entry of the commit that is named, as one part of its append. To be asked by the holder.
 
         Raises ProducerFenced if a newer run has begun.
@@ -125,22 +125,22 @@ class Applications:
         committed = msgspec.structs.replace(entry, run=once.run, epoch=once.epoch, changed_ms=self._clock.now_ms())
         return self._table.prepare([(once.application, committed)])
 
-    def check_run(self, principal: Principal, once: Once) -> Application:
+    def check_run(self, principal: Principal, once: CommitId) -> Application:
         """The application as it stands. Raises ProducerFenced if a newer run has begun."""
         _check(once)
-        entry = self.standing(principal, once.application)
+        entry = self.current(principal, once.application)
         if once.run < entry.run:
             raise _fenced(f"run {once.run}", once.application, entry)
         return entry
 
-    def standing(self, principal: Principal, application: str) -> Application:
+    def current(self, principal: Principal, application: str) -> Application:
         """Its newest run and last epoch. Raises AccessDenied if it is somebody else's, LimitExceeded if it would be one too many."""
         entry = self._table.get(application)
         if entry is None:
             self._check_share(principal)
             return Application(principal.name, 0, -1, 0)
         if entry.owner != principal.name:
-            raise AccessDenied(f"application {application} belongs to someone else: choose another name")
+            raise AccessDenied(f"application {application} is owned by another user: choose another name")
         return entry
 
     def _check_share(self, principal: Principal) -> None:
@@ -171,7 +171,7 @@ def _fenced(run: str, application: str, entry: Application) -> ProducerFenced:
     )
 
 
-def _check(once: Once) -> None:
+def _check(once: CommitId) -> None:
     validate_name(once.application, "application name", NAME_BYTES_MAX)
     for what, number in (("run", once.run), ("epoch", once.epoch)):
         if not 0 <= number <= INT64_MAX:

@@ -47,7 +47,7 @@ class CommitEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How many staged requests are published."""
 
 
-class StagedHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class StagedHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """In front of the blocks of one request, as the key of their record. A head without an attempt belongs to no ticket."""
 
     epoch: int
@@ -77,7 +77,7 @@ class Winner(NamedTuple):
 
 
 encode_head = msgspec.msgpack.Encoder().encode
-decode_head = msgspec.msgpack.Decoder(StagedHead).decode
+decode_head = msgspec.msgpack.Decoder(StagedHeader).decode
 
 
 def staging_topic(application: str) -> str:

@@ -22,7 +22,7 @@ import structlog
 
 from penstock.broker.table import PreparedChange, appended_together
 from penstock.broker.transactions.commit_checks import check_topic, check_writable
-from penstock.broker.transactions.entries import CommitEntry, StagedHead, TicketEntry, decode_head, encode_head
+from penstock.broker.transactions.entries import CommitEntry, StagedHeader, TicketEntry, decode_head, encode_head
 from penstock.broker.transactions.states import State
 from penstock.broker.transactions.tickets import READ_BYTES, StagedApplication, Ticket
 from penstock.errors import CorruptBlock, OutcomeUnknown, ShuttingDown, TopicNotFound
@@ -139,7 +139,7 @@ class Publication:
             at += 1
         return Chunk([BatchFor(partition, BlockBatch(each)) for partition, each in blocks.items()], at)
 
-    def _sort(self, head: StagedHead, data: bytes, at: int, blocks: dict[Partition, list[Block]]) -> None:
+    def _sort(self, head: StagedHeader, data: bytes, at: int, blocks: dict[Partition, list[Block]]) -> None:
         check_topic(self._engine, head.topic, head.topic_id, "after records were staged for it")
         for index, size_bytes in head.parts:
             # The record they were read from has passed its checksum.
@@ -147,7 +147,7 @@ class Publication:
             blocks.setdefault(self._engine.partition(head.topic, index), []).append(block)
             at += size_bytes
         if at != len(data):
-            raise CorruptBlock(f"staged records for {head.topic} are not as long as they were")
+            raise CorruptBlock(f"staged records for {head.topic} are truncated")
 
     async def _publish(self, chunk: Chunk, decision: Changes) -> None:
         last = chunk.end == len(self._requests)
@@ -181,7 +181,7 @@ class Publication:
         self.records += sum(len(part.batch) for part in chunk.batches)
 
     def _mark(self) -> BatchFor:
-        head = StagedHead(self.epoch, "", 0, "", "", [])
+        head = StagedHeader(self.epoch, "", 0, "", "", [])
         return BatchFor(self._engine.partition(self.application.topic, 0), Batch([b""], [encode_head(head)]))
 
 
@@ -196,7 +196,7 @@ class StagedReader:
         self._partition = partition
         self._blocks: list[Block] = []
 
-    async def read(self, offset: int) -> tuple[StagedHead, bytes, int]:
+    async def read(self, offset: int) -> tuple[StagedHeader, bytes, int]:
         """A head, and the blocks that follow it: bytes that hold them, and where in these they begin."""
         block = _holding(self._blocks, offset)
         if block is None:

@@ -37,7 +37,7 @@ from penstock.broker.access.checks import (
 )
 from penstock.broker.part import Context, Part
 from penstock.broker.schemas.validation import Validation
-from penstock.broker.transactions.applications import Application, Applications, Once
+from penstock.broker.transactions.applications import Application, Applications, CommitId
 from penstock.broker.transactions.blocks import StagedPart, check_parts, records_of, with_headers
 from penstock.broker.transactions.commit_checks import check_topic
 from penstock.broker.transactions.entries import ATTEMPT_BYTES_MAX, CommitEntry, Place, Winner
@@ -176,14 +176,14 @@ class Staging(Part):
             else:
                 asyncio.get_running_loop().call_soon(done, None)
 
-        if self._validation.concerns(topic):
+        if self._validation.applies_to(topic):
             self._validation.admit(topic, None, records_of(checked), accept_stamped, done)
         else:
             accept(checked)
 
     def _is_wanted(self, principal: Principal, place: Place) -> bool:
         """Whether the epoch of a request is still to be committed. Raises unless its run is the newest."""
-        entry = self._applications.check_run(principal, Once(place.application, place.run, place.epoch))
+        entry = self._applications.check_run(principal, CommitId(place.application, place.run, place.epoch))
         if place.run > entry.run:
             raise InvalidRequest(f"run {place.run} of application {place.application} has not begun: begin it first")
         return place.epoch > entry.epoch
@@ -206,13 +206,13 @@ class Staging(Part):
         Return the run as it was before, and what `commit` does. Raises what `stage` and `commit` raise.
         """
         run = await self.begin_run(principal, application, name, query=query, replaces=replaces)
-        once = Once(application, run.run, epoch)
+        once = CommitId(application, run.run, epoch)
         if epoch <= run.epoch:
             # Its records may still be on their way to their partitions, if they were staged.
             return run, await self._commit(principal, once, ())
         info = self._engine.topic(topic)
         checked = check_parts(info, parts, self._limits)
-        if self._validation.concerns(topic):
+        if self._validation.applies_to(topic):
             stamped = await self._validation.check(topic, None, records_of(checked))
             checked = with_headers(checked, stamped.headers, self._limits)
         return run, await self._commit(principal, once, (), Unstaged(info, checked))
@@ -233,14 +233,14 @@ class Staging(Part):
             )
         if len({winner.attempt for winner in winners}) != len(winners):
             raise InvalidRequest("a commit names each attempt once, and this one names one twice")
-        return await self._commit(principal, Once(application, run, epoch), winners)
+        return await self._commit(principal, CommitId(application, run, epoch), winners)
 
     async def _commit(
-        self, principal: Principal, once: Once, winners: Sequence[Winner], unstaged: Unstaged | None = None
+        self, principal: Principal, once: CommitId, winners: Sequence[Winner], unstaged: Unstaged | None = None
     ) -> Committed:
         """Publish what the winners staged, and with it what was not staged."""
         application = once.application
-        self._applications.standing(principal, application)
+        self._applications.current(principal, application)
         held = self._applications.held.of(application)
         while True:
             under_way = self._under_way(application)
@@ -265,7 +265,7 @@ class Staging(Part):
         Raises OutcomeUnknown if only a restart can tell whether it was.
         """
         async with self._applications.held.of(application):
-            if epoch <= self._applications.standing(principal, application).epoch:
+            if epoch <= self._applications.current(principal, application).epoch:
                 return False
             under_way = self._under_way(application)
             if under_way is not None and under_way.epoch == epoch and under_way.state is State.UNKNOWN:
@@ -294,10 +294,10 @@ class Staging(Part):
         return None if publication is None or publication.state is State.COMMITTING else publication
 
     async def _decide(
-        self, principal: Principal, once: Once, winners: Sequence[Winner], unstaged: Unstaged | None
+        self, principal: Principal, once: CommitId, winners: Sequence[Winner], unstaged: Unstaged | None
     ) -> Publication | None:
-        """Take the first step of a commit while its application is held; the rest is done beside. None if it was done before."""
-        if once.epoch <= self._applications.standing(principal, once.application).epoch:
+        """Take the first step of a commit while its application is held; the rest is done in the background. None if it was done before."""
+        if once.epoch <= self._applications.current(principal, once.application).epoch:
             self.stats.repeated_commits += 1
             return None
         publication = self._prepare(principal, once, winners, unstaged)
@@ -312,7 +312,7 @@ class Staging(Part):
         return publication
 
     def _prepare(
-        self, principal: Principal, once: Once, winners: Sequence[Winner], unstaged: Unstaged | None
+        self, principal: Principal, once: CommitId, winners: Sequence[Winner], unstaged: Unstaged | None
     ) -> Publication:
         entry = self._applications.check_run(principal, once)
         staged = self._tickets.application(once.application)

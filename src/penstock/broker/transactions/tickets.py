@@ -35,7 +35,7 @@ from penstock.broker.transactions.entries import (
     TICKETS_TOPIC,
     CommitEntry,
     Place,
-    StagedHead,
+    StagedHeader,
     TicketEntry,
     TicketKey,
     Winner,
@@ -241,7 +241,7 @@ class StagedApplication:
         ticket.arriving[place.sequence] = [done]
         ticket.topics[info.name] = info.id
         sizes = [(part.partition, part.block.size_bytes) for part in parts]
-        head = StagedHead(place.epoch, place.attempt, place.sequence, info.name, info.id, sizes)
+        head = StagedHeader(place.epoch, place.attempt, place.sequence, info.name, info.id, sizes)
         batch = BlockBatch([wrap_blocks(encode_head(head), [part.block for part in parts])])
         append = partial(self._append, ticket, place.sequence, size_bytes, batch)
         if ticket.state is State.OPENING:

@@ -60,7 +60,7 @@ from penstock.log.api import Batch, BatchFor
 
 TRANSACTIONS_TOPIC: Final = "__transactions"
 OUTCOME_BYTES_MAX: Final = 1 << 10
-# What a gathered record takes in memory beside its bytes: objects, and its places in lists.
+# What a gathered record takes in memory besides its bytes: objects, and its places in lists.
 RECORD_OVERHEAD_BYTES: Final = 128
 ENDED_MAX: Final = 10_000
 SWEEP_S: Final = 1.0

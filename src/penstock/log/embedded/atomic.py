@@ -1,6 +1,6 @@
 """An append to several partitions on its way to a commit.
 
-Its parts wait in their partitions, each as an append of its own that knows the whole; late parts, which tell where the others are, beside
+Its parts wait in their partitions, each as an append of its own that knows the whole; late parts, which tell where the others are, apart
 them if they may stay in the journal (see `checkpoint.py`).
 """
 
@@ -103,7 +103,7 @@ def start_atomic(
     if not parts or len(partitions) != len(parts):
         raise InvalidRequest("an atomic append names each partition once, and at least one")
     if late == len(parts):
-        raise InvalidRequest("an atomic append of late records has nothing that they could tell of")
+        raise InvalidRequest("an atomic append needs at least one batch besides late records")
     whole = AtomicAppend(done)
     for partition, batch in ours:
         if not (type(batch) is LateBatch and committer.gather_late(whole, partition, batch)):

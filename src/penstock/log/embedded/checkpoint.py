@@ -41,7 +41,7 @@ record would cost a file. Maintenance saves the index of a segment that is left 
 
 
 class Checkpoints:
-    """Used by the commit thread only, or while its queue is held; the flushing is done in a thread beside it."""
+    """Used by the commit thread only, or while its queue is held; the flushing is done in a thread alongside it."""
 
     def __init__(
         self, disk: Disk, journal: Journal, reserve: SpaceReserve, options: EngineOptions, threads: Threads
@@ -196,7 +196,7 @@ class Checkpoints:
 
 
 def open_for_sync(disk: Disk, partition: EmbeddedPartition) -> int | None:
-    """Return a descriptor of the last segment for a flush beside the commit thread. If there is none left, the segment is flushed here and
+    """Return a descriptor of the last segment for a flush in another thread. If there is none left, the segment is flushed here and
     now and None is returned: it must not be closed before it is synced, nor every such journal stay."""
     file = partition.writer.file
     try:

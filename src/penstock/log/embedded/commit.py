@@ -58,12 +58,12 @@ if TYPE_CHECKING:
 WRITTEN_ON_LOOP_BYTES_MAX: Final = 32 << 10
 """Per group. Encoding and copying this much to the system takes some 50 us; a larger group is worth the hand-over."""
 WRITTEN_ON_LOOP_PARTITIONS_MAX: Final = 32
-"""Per group. Each takes some 10 us beside its bytes, and far more if its file must be opened and space reserved in it."""
+"""Per group. Each takes some 10 us besides its bytes, and far more if its file must be opened and space reserved in it."""
 LATE_RECORDS_MAX: Final = 4096
 """Per partition, roughly, and in the journal only: each checkpoint writes them again."""
 LATE_RECORD_BYTES_MAX: Final = 4 << 10
 """Per late record, so that they take 16 MiB at most; a larger one is worth a write to its partition."""
-FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4  # of a group: each takes some 50 us beside its bytes
+FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4  # of a group: each takes some 50 us besides its bytes
 
 _T = TypeVar("_T")
 _tells_of_others = attrgetter("late")
@@ -171,10 +171,10 @@ class Committer:
             self._tell_late_written(parts)
             return
         self._under_way = True
-        if not (may_write_here and self._write_here(parts, late)):
+        if not (may_write_here and self._write_on_loop(parts, late)):
             self._tasks.put(lambda: self._commit(parts, late))
 
-    def _write_here(self, parts: list[PartitionCommit], late: list[LatePart]) -> bool:
+    def _write_on_loop(self, parts: list[PartitionCommit], late: list[LatePart]) -> bool:
         """Write a group that need not wait for the disk for long; False if it might, or where the commit thread is at work."""
         if len(parts) > WRITTEN_ON_LOOP_PARTITIONS_MAX:
             return False
@@ -320,7 +320,7 @@ class Committer:
 
     def _checkpoint_if_due(self) -> None:
         self.checkpoints.finish_if_done()
-        # Files that lean on the journal are synced before they are closed, and by a checkpoint they are beside the commits.
+        # Files that lean on the journal are synced before they are closed, and by a checkpoint they are alongside the commits.
         if self.checkpoints.is_due or len(self.checkpoints.unsynced) > self._files.files_max // 2:
             self.checkpoints.begin(wait=False)
 

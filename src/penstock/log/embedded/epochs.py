@@ -2,7 +2,7 @@
 
 A topic without `fsync` may lose records in a power cut that readers have seen, and give their offsets to other records later. How many
 were lost cannot be determined from what is on disk. So every start that does not follow a clean stop begins a new epoch for such a topic
-and remembers where each partition ended then; so does restoring a backup, for every topic. A reader keeps the epoch beside its offset; if
+and remembers where each partition ended then; so does restoring a backup, for every topic. A reader keeps the epoch with its offset; if
 the log was cut since, at or below that offset, what it has read is not what the log holds now, and it continues at the cut.
 
 Epoch numbers come from the clock, not from counting: the same backup may be restored twice, and a reader of the first restored log must

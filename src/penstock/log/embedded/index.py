@@ -1,7 +1,7 @@
 """The sparse index of a segment: where in the file to begin looking for an offset or a time.
 
 One entry per `STEP_BYTES` of log (offset, first timestamp, position of a block). It is kept in memory while the segment is written
-and saved beside the log as `<base>.index`. It names the log it was made from (first checksum and how far
+and saved next to the log as `<base>.index`. It names the log it was made from (first checksum and how far
 it covers), and whatever does not fit is thrown away and built again from the log. It is saved after the log was synced, so a log that
 is shorter than its index covers has lost something.
 """

@@ -146,7 +146,7 @@ class JournaledWrites:
 
 
 def _spread_failures(parts: list[PartitionCommit]) -> None:
-    """All or nothing holds for readers too: what was written of an atomic append stays out of sight until a restart puts the rest beside
+    """All or nothing holds for readers too: what was written of an atomic append stays out of sight until a restart puts the rest next to
     it."""
     spreading = True
     while spreading:

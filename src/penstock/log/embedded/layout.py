@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 log = structlog.get_logger(__name__)
 
 
-# What a record costs in a block beside its bytes: its lengths, at most.
+# What a record costs in a block besides its bytes: its lengths, at most.
 _ROW_BYTES: Final = 12
 
 

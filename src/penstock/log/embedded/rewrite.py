@@ -132,7 +132,7 @@ class Rewriter:
     def replace(self, segments: Sequence[Segment], *, compress: bool, keep: Keep | None = None) -> Segment:
         """Write these adjacent sealed segments as one, which is empty if no record is left. Raises CorruptBlock and changes nothing
         where one is damaged: a rewrite would hide it. Raises OSError if the segments stay as they are, and UnfinishedRewriteError if
-        a swap file stays beside them."""
+        a swap file stays next to them."""
         first, last = segments[0], segments[-1]
         directory = first.path.parent
         end_offset = last.index.next_offset

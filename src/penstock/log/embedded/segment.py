@@ -35,7 +35,7 @@ DELETED_SUFFIX: Final = ".deleted"
 RESERVE_STEP_BYTES: Final = 256 << 10
 # Read at once where blocks are small; a block larger than this is read by itself.
 _WINDOW_BYTES: Final = 4 * STEP_BYTES
-# The first time, because many segments hold little beside the space reserved in them, and a start reads all of those.
+# The first time, because many segments hold little besides the space reserved in them, and a start reads all of those.
 _FIRST_WINDOW_BYTES: Final = 16 << 10
 # What a disk that cannot read a place loses of it.
 _SECTOR_BYTES: Final = 4096
@@ -271,7 +271,7 @@ class Segment:
         """Marks for the blocks that hold `offset` up to `end_offset`, and the position where they end, which is `end` at most."""
         offsets, positions = self._entries()
         first = max(bisect_right(offsets, offset) - 1, 0)
-        behind = bisect_left(positions, end)  # what is written and not committed yet is none of the reader's business
+        behind = bisect_left(positions, end)  # readers see committed blocks only
         stop = min(bisect_left(offsets, end_offset, first), behind)
         marks: list[Mark] = []
         for at in range(first, stop):

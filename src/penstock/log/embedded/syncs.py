@@ -1,4 +1,4 @@
-"""Syncing many files at a start, a few beside one another: the file system puts those that wait at once into one write of its journal."""
+"""Syncing many files at a start, a few at a time: the file system puts those that wait at once into one write of its journal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The threads of the log behind one interface, so that a test can run their work at moments that it chooses.
 
 Work that the loop awaits goes through `loop.run_in_executor`, which the loop itself decides about. What is left is here: the thread
-that runs commits, and the pool that syncs segments beside it.
+that runs commits, and the pool that syncs segments alongside it.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class _Verification:
 
     def run(self) -> Report:
         for path in sorted(self._root.iterdir()):
-            if path.suffix == TMP_SUFFIX:  # other files beside the log, such as certificates, are none of its business
+            if path.suffix == TMP_SUFFIX:  # other files next to the log, such as certificates, are none of its business
                 self._leftover(path, None)
         if self._manifest_fault is not None:
             self._damage(Kind.FILE, self._root / MANIFEST_FILE, None, self._manifest_fault)

@@ -53,7 +53,7 @@ class Progress:
 
 
 class _Segment(Segment):
-    """Tells what is wrong without the place, which a finding has beside it."""
+    """Tells what is wrong without the place, which a finding has next to it."""
 
     __slots__ = ()
 

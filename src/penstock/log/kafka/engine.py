@@ -78,7 +78,7 @@ class KafkaEngine(Engine):
         tail_bytes_per_partition: int = 4 << 20,
         tail_bytes_max: int = 256 << 20,
     ) -> None:
-        """To `import` is to fill the topics with another log, to `observe` is to read beside a node that serves them, and to `retire` is to
+        """To `import` is to fill the topics with another log, to `observe` is to read while a node serves them, and to `retire` is to
         read what nobody writes to any more. `node` is the name of this node among others that share the log; without one it has the log
         for itself."""
         self.stats = EngineStats()

@@ -1,6 +1,6 @@
 """The claim of one node on its topics in a cluster.
 
-Two nodes must not decide beside each other. The claim is a transactional id: Kafka gives each who
+Two nodes must not both decide. The claim is a transactional id: Kafka gives each who
 takes it a higher epoch, and refuses what is written with a lower one. The new owner ends an empty transaction on every internal partition:
 from then on the leaders of these refuse what the former owner still writes there, and its commits are refused by their coordinator. A node
 that lost its claim finds out when it writes, or within `CHECK_S`.

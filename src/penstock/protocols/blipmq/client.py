@@ -66,7 +66,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     tag: int | None
 
 
-class _Talk(Exchange[Frame]):
+class _Exchange(Exchange[Frame]):
     """Frames written together, and the replies up to the one to the last of them."""
 
     __slots__ = ("answers", "last_id")
@@ -170,7 +170,7 @@ class AsyncBlipMQClient(TcpClient[Frame]):
     async def _publish(self, topic: str, values: Sequence[bytes], qos: int) -> list[PenstockError | None]:
         ids = [next(self._ids) for _ in values]
         frames = [codec.encode_publish(each, qos, topic, value) for each, value in zip(ids, values, strict=True)]
-        refused = {frame.correlation_id: _error_of(frame) for frame in await self._talk(frames, repeatable=False)}
+        refused = {frame.correlation_id: _error_of(frame) for frame in await self._exchange(frames, repeatable=False)}
         return [refused.get(each) for each in ids]
 
     # -- reading ---------------------------------------------------------------------------------------------------------
@@ -179,14 +179,14 @@ class AsyncBlipMQClient(TcpClient[Frame]):
         """Create a subscription to messages published from now on; return its number. It outlives this connection."""
         _check_qos(qos)
         request_id = next(self._ids)
-        talk = _Talk(
+        exchange = _Exchange(
             codec.encode_subscribe(request_id, topic, qos),
             request_id,
             timeout_s=self._options.request_timeout_s,
             repeatable=False,
         )
-        await self._requests.perform(talk)
-        (answer,) = talk.answers
+        await self._requests.perform(exchange)
+        (answer,) = exchange.answers
         if answer.type == FrameType.NACK:
             raise _error_of(answer)
         return codec.parse_id(answer.payload) or 0
@@ -197,7 +197,7 @@ class AsyncBlipMQClient(TcpClient[Frame]):
 
     async def ack(self, subscription: int, *tags: int) -> None:
         """Acknowledge deliveries. Raises EntryNotFound if one is not in flight: unknown, or requeued."""
-        answers = await self._talk([codec.encode_ack(tag, subscription) for tag in tags], repeatable=False)
+        answers = await self._exchange([codec.encode_ack(tag, subscription) for tag in tags], repeatable=False)
         for answer in answers:
             raise _error_of(answer)
 
@@ -237,14 +237,14 @@ class AsyncBlipMQClient(TcpClient[Frame]):
                 asked = min(asked * 2, POLL_RECORDS_MAX) if fast else max(asked // 2, 1)
         finally:
             if done:
-                await self._talk([codec.encode_ack(tag, number) for tag in done], repeatable=False)
+                await self._exchange([codec.encode_ack(tag, number) for tag in done], repeatable=False)
 
     async def _poll(self, subscription: int, max_records: int, done: Sequence[int]) -> list[Message]:
         """Acknowledge what is done and ask for more, in one go. An acknowledgement that came too late means a second delivery."""
         frames = [codec.encode_ack(tag, subscription) for tag in done]
         frames += [codec.encode_poll(next(self._ids), subscription) for _ in range(max_records)]
         messages = []
-        for answer in await self._talk(frames, repeatable=not done):
+        for answer in await self._exchange(frames, repeatable=not done):
             if answer.type == FrameType.PUBLISH:
                 messages.append(_message(answer))
             elif answer.correlation_id >= _FIRST_ID:
@@ -256,23 +256,23 @@ class AsyncBlipMQClient(TcpClient[Frame]):
     async def ping(self) -> float:
         """Ask for nothing and return how long the answer took, in seconds."""
         started_s = self._clock.monotonic()
-        await self._talk([], repeatable=True)
+        await self._exchange([], repeatable=True)
         return self._clock.monotonic() - started_s
 
-    async def _talk(self, frames: Sequence[bytes], *, repeatable: bool) -> list[Frame]:
+    async def _exchange(self, frames: Sequence[bytes], *, repeatable: bool) -> list[Frame]:
         """What was answered before the PONG of a PING behind the frames."""
         last_id = next(self._ids)
-        talk = _Talk(
+        exchange = _Exchange(
             b"".join((*frames, codec.encode_ping(last_id))),
             last_id,
             timeout_s=self._options.request_timeout_s,
             repeatable=repeatable,
         )
-        await self._requests.perform(talk)
-        last = talk.answers.pop()
+        await self._requests.perform(exchange)
+        last = exchange.answers.pop()
         if last.type == FrameType.NACK:
             raise _error_of(last)
-        return talk.answers
+        return exchange.answers
 
     def _new_pipeline(self, peer: str, on_lost: OnLost[Frame]) -> Pipeline[Frame]:
         return Pipeline(peer, _AnswerDecoder(), _one, on_lost)
@@ -280,10 +280,12 @@ class AsyncBlipMQClient(TcpClient[Frame]):
     async def _log_in(self, pipeline: Pipeline[Frame]) -> None:
         for encode in (self._encode_hello, self._encode_auth):
             request_id = next(self._ids)
-            talk = _Talk(encode(request_id), request_id, timeout_s=self._options.connect_timeout_s, repeatable=False)
-            pipeline.submit(talk)
-            await talk.finished
-            (answer,) = talk.answers
+            exchange = _Exchange(
+                encode(request_id), request_id, timeout_s=self._options.connect_timeout_s, repeatable=False
+            )
+            pipeline.submit(exchange)
+            await exchange.finished
+            (answer,) = exchange.answers
             if answer.type == FrameType.NACK:
                 raise _error_of(answer)
 

@@ -252,7 +252,7 @@ class IntroducedSession(BlipMQSession):
     async def _deliver_from_disk(
         self, principal: Principal, run: IdRun, subscription: Subscription, slot: ReplySlot
     ) -> bytes:
-        await self._broker.leading.show_ends([subscription.topic])
+        await self._broker.leading.refresh_ends([subscription.topic])
         self._looked = True
         try:
             reply = self._deliver(principal, run, subscription, slot)

@@ -100,7 +100,7 @@ class BlipMQ:
     def __init__(
         self, broker: Broker, *, clock: Clock, api_keys: Sequence[str] = (), message_ttl_ms: int | None = None
     ) -> None:
-        """`api_keys` are accepted beside those that the broker keeps."""
+        """`api_keys` are accepted besides those that the broker keeps."""
         self.broker = broker
         self.clock = clock
         self.message_ttl_ms = message_ttl_ms
@@ -158,9 +158,9 @@ class BlipMQSession(Conversation[Message]):
             self._principal = self._key_digest = None  # revoked since
             self._connection.set_authenticated(False)
             self._decoder.length_max = wire.LOGIN_LENGTH_MAX
-        stranger = self._principal is None
+        anonymous = self._principal is None
         super()._decode(data)
-        if stranger and self._decoder.partial and not self._decoder.more:
+        if anonymous and self._decoder.partial and not self._decoder.more:
             super()._decode(b"")  # a frame that was too large before the login is read after it
 
     def _held_bytes(self, message: Message) -> int:
@@ -417,7 +417,7 @@ class BlipMQSession(Conversation[Message]):
                 try:
                     frame = codec.encode_publish(echoed, delivery.qos, topic, delivery.value or b"")
                 except InvalidRequest as error:  # another protocol wrote it, and allows more
-                    self._subscriptions.give_up(principal, topic, subscription, delivery.tag, str(error))
+                    self._subscriptions.dead_letter(principal, topic, subscription, delivery.tag, str(error))
                     continue
                 if delivery.qos and (refused or not self._has_room_for(frame)):
                     refused.append((delivery.tag, delivery.deliveries))
@@ -425,7 +425,7 @@ class BlipMQSession(Conversation[Message]):
                 frames.append(frame)
                 size_bytes += len(frame)
         if refused:
-            self._subscriptions.give_back(subscription, refused)
+            self._subscriptions.requeue(subscription, refused)
         if len(frames) < len(polls):
             self._put_back(run._replace(correlation_ids=polls[len(frames) :]), slot)
         self._stats.sent_records += len(frames)

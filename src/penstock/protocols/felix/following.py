@@ -229,7 +229,7 @@ class IntroducedStream(FelixStream):
     async def _show_and_answer(self, request: GroupPoll, answering: Answering) -> bytes:
         try:
             scope = Scope(request.tenant_id, request.namespace, request.stream)
-            await self._broker.leading.show_ends([self._shared.scopes.topic(scope)])
+            await self._broker.leading.refresh_ends([self._shared.scopes.topic(scope)])
         except BaseException:
             answering.close()
             raise
@@ -242,7 +242,7 @@ class PeerConnection:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def open_stream(self, talk: Callable[[Stream], StreamSession], *, one_way: bool = False) -> Stream:
+    def open_stream(self, begin: Callable[[Stream], StreamSession], *, one_way: bool = False) -> Stream:
         raise LimitExceeded("streams of a client are opened by the node that it is connected to")
 
     def close(self, code: int = 0, reason: str = "") -> None:

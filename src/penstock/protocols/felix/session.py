@@ -36,7 +36,7 @@ class Felix:
         slow_subscriber: SlowPolicy = "drop",
         subscriber_lag_records_max: int = 100_000,
     ) -> None:
-        """`required`: clients must present their tenant's token, or an API key; `api_keys` are accepted beside those of the broker.
+        """`required`: clients must present their tenant's token, or an API key; `api_keys` are accepted besides those of the broker.
 
         Where `login_required`, frames of clients that have not logged in have at most `LOGIN_PAYLOAD_BYTES_MAX`.
         """

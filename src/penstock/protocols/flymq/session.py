@@ -241,7 +241,7 @@ class FlyMQSession(Conversation[Request]):
         )
         if not isinstance(call.body, TxnProduce):
             await self._broker.leading.catch_up()
-            await self._broker.leading.show_ends(self._topics_shown)
+            await self._broker.leading.refresh_ends(self._topics_shown)
         return reply
 
     def _is_behind(self, body: object) -> bool:

@@ -28,7 +28,7 @@ PARTITION_AUTO = -1
 RECORD_METADATA = Struct(">iQqii")
 """Partition, offset, timestamp, key size, value size: a PRODUCE reply behind its topic."""
 PRODUCE_FIXED_BYTES = 12
-"""In a PRODUCE payload, beside topic, key and value: two lengths and the partition."""
+"""In a PRODUCE payload, besides topic, key and value: two lengths and the partition."""
 ROW_FIXED_BYTES = 16
 """Per record in a FETCH reply: two lengths and the offset."""
 WHOLE_ROW_FIXED_BYTES = 28

@@ -20,7 +20,7 @@ from penstock.protocols.fujin.codec.commands import SharedForm, WriteForm
 from penstock.protocols.fujin.codec.messages import Command, Disconnect, Headers, Transact, WriteRun
 from penstock.protocols.fujin.codec.request_encoding import CONNECT_WRITER, DISCONNECT
 from penstock.protocols.fujin.server.reader import Reader
-from penstock.protocols.fujin.server.talk import Talk
+from penstock.protocols.fujin.server.stream import FujinStream
 from penstock.protocols.fujin.server.writer import Writer
 from penstock.protocols.fujin.session import Fujin, FujinConnection
 from penstock.protocols.fujin.wire import Request
@@ -35,7 +35,7 @@ class NodeFujin:
         self.stats = shared.stats
         self.linked = LinkedSessions()
         self._shared = shared
-        shared.talk = partial(FollowingTalk, dial_leader, shared.login_required)
+        shared.session = partial(FollowingStream, dial_leader, shared.login_required)
 
     def __call__(self, connection: QuicConnection) -> FujinConnection:
         return self._shared(connection)
@@ -45,8 +45,8 @@ class NodeFujin:
         shared, principal = self._shared, introduced_principal(introduction)
         form = SharedForm(None if introduction.native else WriteForm.TABLE)
 
-        def begin(stream: Stream) -> Talk:
-            return Talk(
+        def begin(stream: Stream) -> FujinStream:
+            return FujinStream(
                 stream,
                 shared.broker,
                 principal,
@@ -62,7 +62,7 @@ class NodeFujin:
         return self.linked.open(connection, begin)
 
 
-class FollowingTalk(Talk):
+class FollowingStream(FujinStream):
     """A stream of a client that is connected to a node which may follow."""
 
     __slots__ = ("_dial", "_has_ended_there", "_is_fresh", "_is_passed_on", "_link", "_login_required")
@@ -152,8 +152,8 @@ class FollowingTalk(Talk):
                 self.stream.end()
                 self.stream.stop_receiving()
                 self.end()
-        elif self._goodbye:
-            self._goodbye = self._input_ended = False  # the session that it is passed on to says it
+        elif self._disconnecting:
+            self._disconnecting = self._input_ended = False  # the session that it is passed on to says it
             self._tell(Kind.END)
 
     # -- the link ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from penstock.net.quic_session import QuicConnection, Stream
 from penstock.protocols.fujin.codec.commands import SharedForm, WriteForm
 from penstock.protocols.fujin.server.reader import Reader
 from penstock.protocols.fujin.server.settings import FujinSettings, FujinStats
-from penstock.protocols.fujin.server.talk import After, Talk, Timer
+from penstock.protocols.fujin.server.stream import After, FujinStream, Timer
 from penstock.protocols.fujin.server.writer import Writer
 from penstock.protocols.fujin.wire import CLOSED_BY_PING, LOGIN_BODY_BYTES_MAX, PING
 
@@ -54,7 +54,7 @@ class Fujin:
         self.principal = principal
         self.login_required = login_required
         self.stats = FujinStats()
-        self.talk: Callable[..., Talk] = Talk
+        self.session: Callable[..., FujinStream] = FujinStream
         """What makes the session of a stream."""
         self._after = after
 
@@ -75,18 +75,18 @@ class FujinConnection:
         self._shared = shared
         self._connection = connection
         self._form = SharedForm(shared.write_form)
-        self._streams: set[Talk] = set()
+        self._streams: set[FujinStream] = set()
         self._stopping = False
         self._pings_open = 0
         self._ping_timer: Timer = shared.after(shared.settings.ping_interval_s, self._ping)
 
-    def stream_opened(self, stream: Stream) -> Talk:
+    def stream_opened(self, stream: Stream) -> FujinStream:
         shared = self._shared
         principal = shared.principal.seen_at(stream.peer, stream.principal_hint)  # where a client that moves is by now
         stream.set_authenticated(bool(principal.name))
         is_anonymous = shared.login_required and not principal.name
         settings = shared.login_settings if is_anonymous else shared.settings
-        opened = shared.talk(
+        opened = shared.session(
             stream,
             shared.broker,
             principal,
@@ -167,7 +167,7 @@ class PingStream:
         self._answer()
 
     def resume(self) -> None:
-        """One byte needs no room."""
+        """A ping never waits for the send buffer."""
 
     def closed(self) -> None:
         self._answered = None

@@ -12,7 +12,7 @@ from penstock.inspection import Field, Frame, FramedDissector
 from penstock.protocols.bytes import U32
 from penstock.protocols.rustlog.codec import binary_client, json_client, json_dialect
 from penstock.protocols.rustlog.codec.frames import ReplyDecoder, RequestDecoder
-from penstock.protocols.rustlog.codec.messages import BadRequest, BrokenFrame, Call, Reply, Undecoded
+from penstock.protocols.rustlog.codec.messages import BadRequest, Call, MalformedFrame, Reply, Undecoded
 from penstock.protocols.rustlog.wire import LENGTH_BYTES, PAYLOAD_BYTES_MAX, Dialect, Opcode
 
 _BINARY: dict[Opcode, Callable[[bytes], Any]] = {
@@ -50,7 +50,7 @@ class RustLogDissector(FramedDissector):
         [request] = RequestDecoder().feed(data)
         if isinstance(request, Undecoded):
             request = json_dialect.decode_request(request.payload)
-        if isinstance(request, BrokenFrame):
+        if isinstance(request, MalformedFrame):
             return Frame("not decoded", len(data), (Field("reason", self._view.text(request.message)),))
         dialect = Field("dialect", request.dialect.name)
         if not isinstance(request, Call):

@@ -22,10 +22,10 @@ from penstock.protocols.rustlog.codec import binary_dialect, json_dialect
 from penstock.protocols.rustlog.codec.frames import RequestDecoder
 from penstock.protocols.rustlog.codec.messages import (
     BadRequest,
-    BrokenFrame,
     Call,
     CreateTopic,
     Fetch,
+    MalformedFrame,
     OffsetCommit,
     ProduceRun,
     Request,
@@ -87,9 +87,9 @@ class RustLogSession(Conversation[Request]):
         self._clock = shared.clock
         self._principal = shared.principal.seen_at(connection.peer, connection.principal_hint)
         self._operations = Operations(shared.broker, shared.fetcher, shared.clock, self._principal, shared.stats)
-        stranger = shared.login_required and not self._principal.name
+        anonymous = shared.login_required and not self._principal.name
         decoder = RequestDecoder(
-            LOGIN_PAYLOAD_BYTES_MAX if stranger else PAYLOAD_BYTES_MAX,
+            LOGIN_PAYLOAD_BYTES_MAX if anonymous else PAYLOAD_BYTES_MAX,
             requests_max=REQUESTS_PER_TURN_MAX,
             frames_max=FRAMES_PER_TURN_MAX,
         )
@@ -126,12 +126,12 @@ class RustLogSession(Conversation[Request]):
                 self._write(request, slot)
             else:
                 self._write_nothing(request, slot)
-        elif isinstance(request, BrokenFrame):
+        elif isinstance(request, MalformedFrame):
             self._end(request, slot)
         else:
             self._call(request, slot)
 
-    def _end(self, broken: BrokenFrame, slot: ReplySlot) -> None:
+    def _end(self, broken: MalformedFrame, slot: ReplySlot) -> None:
         """Answer a frame that cannot be; everything before it is answered by now."""
         self._stats.errors += 1
         self.answer(slot, encode_error(broken.dialect, Code.FRAME, broken.message))
@@ -221,6 +221,6 @@ class RustLogSession(Conversation[Request]):
         if not isinstance(error, PenstockError):
             self._log_bug(error, count)
             return internal_error(Dialect.JSON if isinstance(request, Undecoded) else request.dialect)
-        if isinstance(request, Undecoded | BrokenFrame):
+        if isinstance(request, Undecoded | MalformedFrame):
             return encode_error(Dialect.JSON, Code.SERVER, str(error))
         return refusal(request, error)

@@ -123,9 +123,9 @@ PRODUCED = Struct(">BQI")
 COUNT = Struct(">BI")
 
 FETCH_REPLY_FIXED_BYTES: Final = COUNT.size + 8
-"""In a binary FETCH reply, beside its records."""
+"""In a binary FETCH reply, besides its records."""
 FETCH_RECORD_COST_BYTES: Final = 12
-"""What each record counts for against a binary request's bytes, beside its payload: the header deployed brokers store it with."""
+"""What each record counts for against a binary request's bytes, besides its payload: the header deployed brokers store it with."""
 
 _JSON_STARTS: Final = b'{"['
 _WHITE_SPACE: Final = b" \t\r\n"

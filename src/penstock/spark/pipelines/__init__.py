@@ -13,7 +13,7 @@ avro_reading.py  Avro records of one version read as another
 shapes.py, json_shapes.py, avro_shapes.py, protobuf_shapes.py    what becomes of each type of each kind of schema
 tables/        Delta, Iceberg                     dead_letters.py  what did not fit
 replay.py      a table or a time range back into topics
-upkeep.py      compaction and vacuum beside a run  compact.py    the same on demand
+upkeep.py      compaction and vacuum during a run  compact.py    the same on demand
 export.py      copies of tables in plain Parquet
 reporting.py   how a run is doing, for people, programs and the broker
 failures.py    what Spark throws, in one line

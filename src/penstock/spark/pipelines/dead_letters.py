@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.deliveries.deadletter_entries import FailedRecord, headers_with_story
+from penstock.broker.deliveries.deadletter_entries import FailedRecord, failure_headers
 from penstock.record_headers import decode_headers, encode_headers
 from penstock.spark.pipelines.decoding import REASON
 
@@ -57,4 +57,4 @@ def letter_headers(row: dict[str, Any], now_ms: int) -> list[dict[str, Any]]:
         first_failed_ms=now_ms,
         failed_ms=now_ms,
     )
-    return [{"key": name, "value": value} for name, value in decode_headers(headers_with_story(failed))]
+    return [{"key": name, "value": value} for name, value in decode_headers(failure_headers(failed))]

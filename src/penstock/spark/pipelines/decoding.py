@@ -2,7 +2,7 @@
 
 A `Plan` is all that an executor needs to know, small and made of plain values, because it travels there with every batch. A `Decoder`
 is made from it once for each process. Values are checked and decoded in bulk; only if that fails is each examined by itself, to say
-what is wrong with it. A record that does not fit gets a reason instead of columns, and never stops those beside it.
+what is wrong with it. A record that does not fit gets a reason instead of columns, and never stops the others.
 
 A record is checked against the version that wrote it and read as the version of the plan. Which version wrote it is what the record says
 (`broker/schemas/marks.py`), never what its bytes happen to fit.
@@ -131,7 +131,7 @@ class Decoder:
         self.schema = self.schema_beside(METADATA_COLUMNS)
 
     def schema_beside(self, taken: Iterable[str]) -> Any:
-        """Fields for the columns beside others of these names."""
+        """Fields for the columns besides others of these names."""
         names = column_names([field.name for field in self._fields], taken)
         return pa.schema([pa.field(name, field.type) for name, field in zip(names, self._fields, strict=True)])
 

@@ -1,4 +1,4 @@
-"""Small files beside checkpoints: on this machine through Python, anywhere else through the file systems that Spark knows.
+"""Small files next to checkpoints: on this machine through Python, anywhere else through the file systems that Spark knows.
 
 A file is replaced whole or not at all; what is written is on disk when the call returns. Elsewhere that holds as far as Hadoop's file
 systems allow: a store whose files appear when they are closed (S3) is given the file as it is, any other a file of another name, which then

@@ -1,6 +1,6 @@
 """JSON Schema as columns.
 
-A schema says what is allowed, not what there is, so it becomes a type only where it leaves one: `type` with one name beside null, an
+A schema says what is allowed, not what there is, so it becomes a type only where it leaves one: `type` with one name besides null, an
 `enum` or `const` whose values agree, an `anyOf` or `oneOf` of something and null, an `allOf` of objects. Everything else is kept as
 JSON text, whole. A number becomes a double, or a decimal where the schema says so (`x-decimal`). Members that a schema does not name are
 in no column; the bronze table has them.
@@ -137,7 +137,7 @@ class _Walk:
         return {**merged, "properties": properties} if properties else merged
 
     def _followed(self, schema: Any, inside: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
-        """Where references lead, with what stands beside them; None for one that leads in a circle."""
+        """Where references lead, with their sibling keywords; None for one that leads in a circle."""
         while isinstance(schema, dict) and "$ref" in schema:
             reference = str(schema["$ref"])
             target = resolve_local(self._root, reference)
@@ -164,7 +164,7 @@ def _decimal(annotation: Any, *, as_text: bool) -> Shape:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """The one type beside null that values have, empty if there are several or any."""
+    """The one type besides null that values have, empty if there are several or any."""
     given = schema.get("type")
     kinds: set[str] = set()
     if isinstance(given, str):

@@ -33,7 +33,7 @@ from penstock.units import parse_duration_ms, parse_size
 
 NAME_CHARS_MAX: Final = 100
 PATH_NAME_CHARS_MAX: Final = 220
-"""File systems take 255; files beside the directory are named after it."""
+"""File systems take 255; files next to the directory are named after it."""
 TOPICS_MAX: Final = 100
 """Named in the file, and read by a run: each is a query with a process of its own."""
 GOLD_MAX: Final = 50

@@ -8,7 +8,7 @@ depends on the topic, which may have lost the records long ago. Readers see the 
 Silver may lack batches that the query has finished: it did them while the file had no silver. Those are added after the replacement, each
 commit with its number, as the query would have: a stream of the table passes over the replacement, and reads them as new rows.
 
-The work is done in chunks, and a note of each is kept beside the checkpoints, so a rebuild that was killed continues where it was.
+The work is done in chunks, and a note of each is kept next to the checkpoints, so a rebuild that was killed continues where it was.
 """
 
 from __future__ import annotations

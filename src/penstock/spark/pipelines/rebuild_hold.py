@@ -1,7 +1,7 @@
 """How a rebuild gets its turn: it asks the query that writes the table to begin no batch for a moment.
 
 The two need no more than that to be right: the second to commit is refused and tries again. But a query with short batches would win
-every race against a rebuild that has to decode what came in meanwhile. The question is a file beside the checkpoints; one that a killed
+every race against a rebuild that has to decode what came in meanwhile. The question is a file next to the checkpoints; one that a killed
 rebuild has left behind is passed over after a while.
 """
 

@@ -2,7 +2,7 @@
 
 A replay is one transaction: all of it appears, or none. It has an id, and is done once under it: asked for again after a crash it is
 finished, and after it was finished it is refused. Without an id given it is made of what was asked for. What was done under an id is noted
-beside the tables (`_replays`), with the name that the sink knows it by: who removes the tables and begins again may replay again. Before
+next to the tables (`_replays`), with the name that the sink knows it by: who removes the tables and begins again may replay again. Before
 anything is written that name is noted (`_replays/begun`), after it that it was done; neither note is ever replaced.
 """
 

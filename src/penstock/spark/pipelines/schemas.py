@@ -2,7 +2,7 @@
 
 A topic's schema is the one the pipeline names, else the one the topic is bound to, else the one registered under the topic's name. Each
 batch takes the newest version there is, unless the reference names one. A batch that is done again after a crash takes the version it was
-begun with: a record that was a dead letter the first time must not become a row the second time. So the version is written down, beside
+begun with: a record that was a dead letter the first time must not become a row the second time. So the version is written down, next to
 the checkpoint, before a batch with a new one begins.
 """
 

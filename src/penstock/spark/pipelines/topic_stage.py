@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 TOPICS: Final = "topics"
-"""Where checkpoints of these queries are, beside those of gold."""
+"""Where checkpoints of these queries are, next to those of gold."""
 
 
 class TopicStage(Stage):

@@ -1,4 +1,4 @@
-"""Upkeep of tables in a thread of the process that runs the pipeline, beside the queries that write them.
+"""Upkeep of tables in a thread of the process that runs the pipeline, alongside the queries that write them.
 
 Each table is examined once a minute. One with many small files is compacted; once a day files are deleted that no version of the table
 needs any more, and files of failed attempts. Both are commits like any other, so neither stops writers or readers. A failure is reported

@@ -9,7 +9,7 @@ import pytest
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.broker.deliveries.stored import Unsettled
-from penstock.protocols.fujin.server.talk import ALONE_LOOKS_MAX, ALONE_S
+from penstock.protocols.fujin.server.stream import ALONE_LOOKS_MAX, ALONE_S
 from tests.broker.producing import produce
 from tests.protocols.fujin.conftest import Connect
 from tests.protocols.fujin.memory import ENDINGS, Client, Timers, leave, settle, until

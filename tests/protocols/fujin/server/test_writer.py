@@ -11,7 +11,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.schemas import validation
 from penstock.log.api import Engine, TopicConfig
 from penstock.protocols.fujin.server.settings import FujinAlias
-from penstock.protocols.fujin.server.talk import COMMANDS_PER_TURN_MAX
+from penstock.protocols.fujin.server.stream import COMMANDS_PER_TURN_MAX
 from penstock.protocols.fujin.server.writer import Writer
 from penstock.record_headers import decode_headers
 from penstock.testing.faults import FaultyDisk

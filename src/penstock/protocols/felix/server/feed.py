@@ -32,7 +32,7 @@ CHUNKS_KEPT_BYTES_MAX: Final = 16 << 20
 """For all streams together: what subscribers that are not quite level read one after the other. The last one is kept in any case, so that
 an event that is as large as all of this is laid out once, too."""
 CHUNK_BYTES: Final = 512
-"""What a chunk takes in memory beside its frames, which may be a few bytes only."""
+"""What a chunk takes in memory besides its frames, which may be a few bytes only."""
 SWEEP_S: Final = 1.0
 """How often streams are examined on which nothing happens: whether they exist, and may still be read."""
 

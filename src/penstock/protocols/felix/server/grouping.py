@@ -171,7 +171,7 @@ class Poll:
             if value_bytes > VALUE_BYTES_MAX:
                 reason = f"{value_bytes} bytes are more than fit into a frame of Felix, which takes {VALUE_BYTES_MAX}"
                 self._shared.stats.oversized_events += 1
-                self._shared.broker.subscriptions.give_up(
+                self._shared.broker.subscriptions.dead_letter(
                     self._identity.principal, topic, subscription, delivery.tag, reason
                 )
             elif left or value_bytes > room_bytes:
@@ -179,7 +179,7 @@ class Poll:
             else:
                 room_bytes -= value_bytes
                 fit.append(delivery)
-        self._shared.broker.subscriptions.give_back(subscription, [(each.tag, each.deliveries) for each in left])
+        self._shared.broker.subscriptions.requeue(subscription, [(each.tag, each.deliveries) for each in left])
         return fit
 
 

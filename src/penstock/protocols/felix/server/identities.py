@@ -40,21 +40,21 @@ class Identities:
         tokens: Mapping[str, str] | None = None,
         api_keys: Iterable[str] = (),
     ) -> None:
-        """`api_keys` are accepted beside those that the broker keeps."""
+        """`api_keys` are accepted besides those that the broker keeps."""
         self.required = required
         self._broker = broker
         self._tokens = {tenant: digest_of(token) for tenant, token in (tokens or {}).items()}
         self._configured = frozenset(map(digest_of, api_keys))
 
-    def stranger(self, peer: str, certificate_subject: str | None) -> Identity:
+    def anonymous(self, peer: str, certificate_subject: str | None) -> Identity:
         """Somebody who has said nothing yet."""
         return Identity((UNAUTHENTICATED if self.required else ANONYMOUS).seen_at(peer, certificate_subject))
 
-    def authenticate(self, tenant_id: str, token: str, stranger: Identity) -> Identity:
+    def authenticate(self, tenant_id: str, token: str, anonymous: Identity) -> Identity:
         """Raises AuthenticationFailed. Without authentication the identity stays what it was."""
         if not self.required:
-            return stranger
-        address, tenant = stranger.principal.address, TENANT_PRINCIPAL_PREFIX + tenant_id
+            return anonymous
+        address, tenant = anonymous.principal.address, TENANT_PRINCIPAL_PREFIX + tenant_id
         roles = frozenset(DEFAULT_ROLES)
 
         def find_configured(digest: bytes) -> Principal | None:

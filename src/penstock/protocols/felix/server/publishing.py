@@ -28,7 +28,7 @@ from penstock.protocols.felix.server.shared import Shared
 RUN_BYTES_MAX: Final = 1 << 20
 """About how much is written at a time, so that what waits for its commit is released in parts."""
 EVENT_BYTES: Final = 48
-"""What each further event that is being written takes in memory beside its bytes; for the first, what a request counts for is enough."""
+"""What each further event that is being written takes in memory besides its bytes; for the first, what a request counts for is enough."""
 
 
 class Reserve(Protocol):

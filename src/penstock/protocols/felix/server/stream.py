@@ -81,7 +81,7 @@ REQUESTS_PER_TURN_MAX: Final = 256
 KEPT_BACK_BYTES_MAX: Final = 1 << 20
 """Replies that wait for those of publishes; further requests wait for the commits first."""
 ANSWER_BYTES: Final = 150
-"""What an answer that waits takes in memory beside its bytes."""
+"""What an answer that waits takes in memory besides its bytes."""
 
 _NAMES: Final[dict[type, str]] = {
     **{kind: str(kind.__struct_config__.tag) for kind in get_args(FromClient)},
@@ -152,7 +152,7 @@ class FelixStream(Conversation[Frame]):
         """What the first waiting frame says, where it was looked into and had to wait."""
         self._kept_back_bytes = 0
         """Answers to other requests than publishes, since those were last all committed."""
-        self._identity = shared.identities.stranger(stream.peer, stream.principal_hint)
+        self._identity = shared.identities.anonymous(stream.peer, stream.principal_hint)
         self._said_auth = False
         """Whether somebody logs in here, with or without success: a client that does is a deployed one."""
         self._said_who = False
@@ -253,7 +253,7 @@ class FelixStream(Conversation[Frame]):
         held_bytes = self._held_bytes(frame)
         self._stats.requests[_NAMES[type(request)]] += 1
         if self._identity.key_digest is not None and not self._shared.identities.holds(self._identity):  # revoked since
-            self._identity = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
+            self._identity = self._shared.identities.anonymous(self._stream.peer, self._stream.principal_hint)
         if isinstance(request, Publish | PublishBatch | BinaryPublish):
             if isinstance(request, BinaryPublish) and request.request_id is not None:
                 ack = binary_acknowledgement(request.request_id, self._client_flags, with_code=self._with_codes)
@@ -340,8 +340,8 @@ class FelixStream(Conversation[Frame]):
             raise InvalidRequest("auth already established on this stream")
         if isinstance(request.client_features, int):
             self._with_codes = bool(request.client_features & ERROR_CODES)
-        stranger = self._shared.identities.stranger(self._stream.peer, self._stream.principal_hint)
-        self._identity = self._shared.identities.authenticate(request.tenant_id, request.token, stranger)
+        anonymous = self._shared.identities.anonymous(self._stream.peer, self._stream.principal_hint)
+        self._identity = self._shared.identities.authenticate(request.tenant_id, request.token, anonymous)
         self._said_who = True
         self._stream.set_authenticated(True)
         self._decoder.payload_bytes_max = PAYLOAD_BYTES_MAX
@@ -436,5 +436,5 @@ class FelixStream(Conversation[Frame]):
 
 
 def _known(id_: Id) -> Id:
-    """A null is no id."""
+    """Treat a null id as absent."""
     return UNSET if id_ is None else id_

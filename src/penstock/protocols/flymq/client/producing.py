@@ -33,7 +33,7 @@ Records = Values | Iterable[tuple[bytes | None, bytes | None, Headers]]
 _RECORD_FIXED_BYTES = 12
 """Per record in PRODUCE_RECORDS: three lengths."""
 _REQUEST_BYTES_MAX = 512 << 10
-"""In a PRODUCE_RECORDS request beside its records: names of topic and schema, and fixed fields."""
+"""In a PRODUCE_RECORDS request besides its records: names of topic and schema, and fixed fields."""
 Result = RecordMetadata | PenstockError
 
 

@@ -44,7 +44,7 @@ from penstock.protocols.flymq.operations.topics import SnapshotCreate, SnapshotD
 from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX
 
 IN_FLIGHT_REQUESTS_MAX: Final = 4
-"""Per attempt; the client bounds their bytes beside."""
+"""Per attempt; the client bounds their bytes besides."""
 FETCH_BYTES: Final = 4 << 20
 """Bytes that one request asks for unless told otherwise; a broker gives no more."""
 BLOCK_BYTES_MAX: Final = 128 << 20

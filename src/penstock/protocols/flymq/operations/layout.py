@@ -87,7 +87,7 @@ TAIL: Final = Tail()
 
 
 class NotSent:
-    """Marks what the reader of a message found out beside its fields; these attributes come last and have defaults."""
+    """Marks what the reader of a message found out besides its fields; these attributes come last and have defaults."""
 
 
 NOT_SENT: Final = NotSent()

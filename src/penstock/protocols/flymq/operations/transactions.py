@@ -28,7 +28,7 @@ from penstock.protocols.flymq.operations.records import StoredRecord
 from penstock.protocols.flymq.wire import HEADER_BYTES, PARTITION_AUTO, PAYLOAD_BYTES_MAX, RECORD_METADATA, header
 
 _PRODUCE_FIXED_BYTES = 12
-"""In a TXN_PRODUCE payload, beside names, key and value: two lengths and the partition."""
+"""In a TXN_PRODUCE payload, besides names, key and value: two lengths and the partition."""
 
 
 class TransactionState(NamedTuple):

@@ -29,7 +29,7 @@ from penstock.errors import PenstockError
 from penstock.protocols.fujin.codec import reply_encoding
 from penstock.protocols.fujin.codec.messages import BadCommand, Command, ConnectReader, Disconnect, Fetch, Settle
 from penstock.protocols.fujin.server.settling import Settling
-from penstock.protocols.fujin.server.talk import Talk, Timer
+from penstock.protocols.fujin.server.stream import FujinStream, Timer
 from penstock.protocols.fujin.server.unconfirmed import Unconfirmed
 from penstock.protocols.fujin.wire import (
     EMPTY_FETCH,
@@ -72,108 +72,108 @@ class Reader:
 
     __slots__ = (
         "_auto_commit",
+        "_expired",
         "_fetches",
         "_loading",
         "_outstanding",
         "_pull",
         "_refused",
+        "_session",
         "_settling",
         "_stop_watching",
         "_stopping",
         "_subscription",
-        "_taken_back",
-        "_talk",
         "_unconfirmed",
         "_work_scheduled",
     )
 
-    def __init__(self, talk: Talk, command: ConnectReader, held_bytes: int) -> None:
-        self._talk = talk
+    def __init__(self, session: FujinStream, command: ConnectReader, held_bytes: int) -> None:
+        self._session = session
         self._pull = command.kind == ReaderKind.PULL
         self._auto_commit = command.auto_commit == 1
         self._subscription: Subscription | None = None
         self._stop_watching: Callable[[], None] | None = None
         self._outstanding: dict[int, int] = {}
         """What was sent and is not settled, in that order: how many times it had been delivered then, by its tag."""
-        self._taken_back = 0
+        self._expired = 0
         """How many deliveries the subscription had taken back when those of this reader were last looked for."""
         # With auto commit a client is given no ids, and can settle none.
-        self._settling = Settling(talk, {} if self._auto_commit else self._outstanding, self._work_soon)
-        self._unconfirmed = Unconfirmed(talk, self._arrived, self._work_soon)
+        self._settling = Settling(session, {} if self._auto_commit else self._outstanding, self._work_soon)
+        self._unconfirmed = Unconfirmed(session, self._arrived, self._work_soon)
         self._fetches: deque[_HeldFetch] = deque()
         self._loading = False
         self._work_scheduled = False
         self._stopping = False
         self._refused = False
-        talk.stats.requests[Request.CONNECT_READER] += 1
-        talk.in_background(self._connect(command, held_bytes))
+        session.stats.requests[Request.CONNECT_READER] += 1
+        session.in_background(self._connect(command, held_bytes))
 
     # -- connecting -------------------------------------------------------------------------------------------------------
 
     async def _connect(self, command: ConnectReader, held_bytes: int) -> None:
-        talk = self._talk
+        session = self._session
         try:
             refusal = await self._subscribe(command)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            refusal = talk.reason(error)
-        talk.stream.release(held_bytes)
+            refusal = session.reason(error)
+        session.stream.release(held_bytes)
         subscription = self._subscription
         if refusal is None and subscription is not None:
-            if not talk.over:
-                talk.send_alone(reply_encoding.CONNECTED)
+            if not session.over:
+                session.send_alone(reply_encoding.CONNECTED)
                 self._stop_watching = subscription.watch(self._work_soon)
-                talk.stats.subscribers += 1
+                session.stats.subscribers += 1
                 self._work_soon()
         else:
             self._refused = True
-            talk.send(reply_encoding.refused_reader(refusal or ""))
-            talk.call_later(FAREWELL_S, self._end_refused)
+            session.send(reply_encoding.refused_reader(refusal or ""))
+            session.call_later(FAREWELL_S, self._end_refused)
 
     async def _subscribe(self, command: ConnectReader) -> str | None:
         """Join the group; returns why not."""
-        talk = self._talk
+        session = self._session
         fault = _fault(command)
         if fault is not None:
-            talk.stats.errors += 1
+            session.stats.errors += 1
             return fault
         assert command.topic is not None
         try:
-            alias = talk.settings.find(command.topic.decode())
+            alias = session.settings.find(command.topic.decode())
         except UnicodeDecodeError:
-            talk.stats.errors += 1
+            session.stats.errors += 1
             return READER_NOT_FOUND
-        if not talk.settings.auto_create and not talk.broker.has_topic(alias.topic):
-            talk.stats.errors += 1
+        if not session.settings.auto_create and not session.broker.has_topic(alias.topic):
+            session.stats.errors += 1
             return READER_NOT_FOUND
-        self._subscription = await talk.broker.subscriptions.subscribe(
-            talk.principal,
+        self._subscription = await session.broker.subscriptions.subscribe(
+            session.principal,
             alias.topic,
             ALWAYS_AT_LEAST_ONCE,
             name=alias.group,
             start=alias.start,
-            ack_ms=talk.settings.ack_ms_max,
+            ack_ms=session.settings.ack_ms_max,
         )
         return None
 
     def _end_refused(self) -> None:
-        if not self._talk.over:
-            self._talk.stream.end()
-            self._talk.stream.stop_receiving()
-            self._talk.end()
+        if not self._session.over:
+            self._session.stream.end()
+            self._session.stream.stop_receiving()
+            self._session.end()
 
-    # -- what the talk calls ----------------------------------------------------------------------------------------------
+    # -- what the session calls ----------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         # One that was refused ends by itself, without DISCONNECT: it was never connected.
         return not self._settling.unanswered and not self._refused
 
-    def may_begin(self, command: Command) -> bool:
+    def may_start(self, command: Command) -> bool:
         return not self._refused
 
-    def deal_with(self, command: Command, held_bytes: int) -> None:
-        talk = self._talk
-        stats = talk.stats
+    def handle(self, command: Command, held_bytes: int) -> None:
+        session = self._session
+        stats = session.stats
         if isinstance(command, Fetch):
             stats.requests[Request.FETCH] += 1
             self._fetch(command, held_bytes)
@@ -184,12 +184,12 @@ class Reader:
         else:
             assert isinstance(command, Disconnect | BadCommand)
             stats.requests[Request.DISCONNECT if isinstance(command, Disconnect) else 0] += 1
-            talk.stream.release(held_bytes)
-            talk.disconnect()
+            session.stream.release(held_bytes)
+            session.disconnect()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._work_soon()
-        self._talk.advance()
+        self._session.advance()
 
     def stopping(self) -> None:
         self._stopping = True
@@ -200,13 +200,13 @@ class Reader:
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
-            self._talk.stats.subscribers -= 1
+            self._session.stats.subscribers -= 1
         for held in self._take_fetches():
-            self._talk.stream.release(held.held_bytes)
+            self._session.stream.release(held.held_bytes)
         if self._subscription is not None:
             self._unconfirmed.stop()
             # With auto commit what is left has not arrived.
-            self._talk.broker.subscriptions.give_back(
+            self._session.broker.subscriptions.requeue(
                 self._subscription, list(self._outstanding.items()), first_counts=not self._auto_commit
             )
             self._outstanding.clear()
@@ -216,13 +216,13 @@ class Reader:
     def _work_soon(self) -> None:
         if not self._work_scheduled and not self._loading:
             self._work_scheduled = True
-            self._talk.call_soon(self._work)
+            self._session.call_soon(self._work)
 
     def _work(self) -> None:
         """There may be records: push them, or answer fetches."""
         self._work_scheduled = False
-        talk, subscription = self._talk, self._subscription
-        if talk.over or subscription is None or self._loading:
+        session, subscription = self._session, self._subscription
+        if session.over or subscription is None or self._loading:
             return
         if subscription.deleted:
             self._give_up("the topic was deleted")
@@ -234,7 +234,7 @@ class Reader:
             else:
                 more = self._push(subscription)
         except Exception as error:  # noqa: BLE001  reported to the client if that is still possible
-            reason = talk.reason(error)
+            reason = session.reason(error)
             self._give_up(reason)
             return
         if more:
@@ -246,72 +246,76 @@ class Reader:
 
     def _give_up(self, reason: str) -> None:
         """Records cannot be read: say so where something waits for an answer, and end where nothing can be read any more."""
-        log.warning("reader_failed", listener=self._talk.stream.listener, peer=self._talk.stream.peer, reason=reason)
+        log.warning(
+            "reader_failed", listener=self._session.stream.listener, peer=self._session.stream.peer, reason=reason
+        )
         if self._pull:
             for held in self._take_fetches():
                 self._refuse_fetch(held.command, reason, held.held_bytes)
         if not self._pull or (self._subscription is not None and self._subscription.deleted):
-            self._talk.disconnect()
+            self._session.disconnect()
 
     def _take(self, subscription: Subscription, records_max: int, bytes_max: int) -> list[Delivery] | None:
         """The next records; None if the log has to be read first, which is begun."""
-        talk = self._talk
-        taken = talk.broker.subscriptions.take_many(
-            talk.principal, subscription.topic, subscription, records_max, bytes_max
+        session = self._session
+        taken = session.broker.subscriptions.take_many(
+            session.principal, subscription.topic, subscription, records_max, bytes_max
         )
         if isinstance(taken, NotInMemory):
             self._loading = True
-            talk.run(self._load(subscription))
+            session.run(self._load(subscription))
             return None
         return taken
 
     async def _load(self, subscription: Subscription) -> None:
-        talk = self._talk
+        session = self._session
         try:
-            await talk.broker.subscriptions.load(talk.principal, subscription.topic, subscription)
+            await session.broker.subscriptions.load(session.principal, subscription.topic, subscription)
         except Exception as error:  # noqa: BLE001  reported to the client if that is still possible
             self._loading = False
-            if not talk.over:
-                self._give_up(talk.reason(error))
+            if not session.over:
+                self._give_up(session.reason(error))
             return
         self._loading = False
         self._work_soon()
 
     def _fit(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Those that a reader can take. What is empty is settled; what is too large can never arrive."""
-        settings, fit = self._talk.settings, []
+        settings, fit = self._session.settings, []
         skipped: list[int] = []
-        subscriptions = self._talk.broker.subscriptions
+        subscriptions = self._session.broker.subscriptions
         bytes_max, rule = settings.body_bytes_max, "listeners.fujin.body_bytes_max allows"
-        if not self._pull and self._talk.is_deployed and bytes_max > PUSHED_BYTES_DEPLOYED_MAX:
+        if not self._pull and self._session.is_deployed and bytes_max > PUSHED_BYTES_DEPLOYED_MAX:
             bytes_max, rule = PUSHED_BYTES_DEPLOYED_MAX, "a deployed client survives, see listeners.fujin.dialect"
         for delivery in deliveries:
             value_bytes = len(delivery.value or b"")
             if value_bytes > bytes_max:
                 reason = f"{value_bytes} bytes are more than the {bytes_max} that {rule}"
-                self._talk.stats.oversized_events += 1
-                subscriptions.give_up(self._talk.principal, subscription.topic, subscription, delivery.tag, reason)
+                self._session.stats.oversized_events += 1
+                subscriptions.dead_letter(
+                    self._session.principal, subscription.topic, subscription, delivery.tag, reason
+                )
             elif not value_bytes and settings.empty_values == "skip":
                 skipped.append(delivery.tag)
             else:
                 fit.append(delivery)
         if skipped:
-            self._talk.stats.skipped_events += len(skipped)
-            subscriptions.acknowledge_many(self._talk.principal, subscription.topic, subscription, skipped)
+            self._session.stats.skipped_events += len(skipped)
+            subscriptions.acknowledge_many(self._session.principal, subscription.topic, subscription, skipped)
         return fit
 
     # -- pushing ----------------------------------------------------------------------------------------------------------
 
     def _push(self, subscription: Subscription) -> bool:
         """Push what is available, up to a turn's share; returns whether there may be more."""
-        talk = self._talk
-        if talk.quiet or self._stopping or not talk.stream.writable:
+        session = self._session
+        if session.quiet or self._stopping or not session.stream.writable:
             return False
         room = UNCONFIRMED_MAX - self._unconfirmed.records
         if not self._auto_commit:
-            if len(self._outstanding) >= talk.settings.unacknowledged_max:
+            if len(self._outstanding) >= session.settings.unacknowledged_max:
                 self._forget_taken_back(subscription)
-            room = talk.settings.unacknowledged_max - len(self._outstanding)
+            room = session.settings.unacknowledged_max - len(self._outstanding)
         if room <= 0:
             return False
         records_max = min(room, PUSH_RECORDS_MAX)
@@ -327,8 +331,8 @@ class Reader:
 
     def _deliver(self, data: bytes, deliveries: Sequence[Delivery]) -> None:
         """Send records, and remember that they are on their way."""
-        self._talk.send(data)
-        stats = self._talk.stats
+        self._session.send(data)
+        stats = self._session.stats
         stats.sent_records += len(deliveries)
         stats.encoded_events += len(deliveries)
         for delivery in deliveries:
@@ -343,21 +347,21 @@ class Reader:
 
     def _forget_taken_back(self, subscription: Subscription) -> None:
         """What was left alone for too long is not with this reader any more, and takes no room."""
-        if self._taken_back == subscription.taken_back:
+        if self._expired == subscription.expired:
             return
-        self._taken_back = subscription.taken_back
+        self._expired = subscription.expired
         for tag, deliveries in list(self._outstanding.items()):
             if not subscription.is_with_reader(tag, deliveries):
                 del self._outstanding[tag]
 
     def _arrived(self, tags: list[int]) -> None:
         """With auto commit that is all a record needs."""
-        subscription, talk = self._subscription, self._talk
+        subscription, session = self._subscription, self._session
         assert subscription is not None
         for tag in tags:
             self._outstanding.pop(tag, None)
         try:
-            talk.broker.subscriptions.acknowledge_many(talk.principal, subscription.topic, subscription, tags)
+            session.broker.subscriptions.acknowledge_many(session.principal, subscription.topic, subscription, tags)
         except PenstockError as error:
             log.warning("auto_commit_refused", topic=subscription.topic, reason=str(error))
 
@@ -373,25 +377,25 @@ class Reader:
         elif len(self._fetches) >= FETCHES_MAX:
             self._refuse_fetch(command, f"{FETCHES_MAX} fetches wait for records already", held_bytes)
         else:
-            timer = self._talk.call_later(self._talk.settings.fetch_wait_s, partial(self._nothing_came, command))
+            timer = self._session.call_later(self._session.settings.fetch_wait_s, partial(self._nothing_came, command))
             self._fetches.append(_HeldFetch(command, held_bytes, timer))
             self._work_soon()
 
     def _answer_fetches(self, subscription: Subscription) -> bool:
         """Answer the fetch that has waited longest; returns whether another may be answered."""
-        if not self._fetches or self._talk.alone or not self._talk.stream.writable:
+        if not self._fetches or self._session.alone or not self._session.stream.writable:
             return False
         held = self._fetches[0]
         records_max = min(held.command.records_max, FETCH_RECORDS_MAX)
         deliveries = self._take(subscription, records_max, FETCH_BYTES_MAX)
         if not deliveries:
             return False
-        if not self._talk.stream.room_for(sum(len(delivery.value or b"") for delivery in deliveries)):
+        if not self._session.stream.room_for(sum(len(delivery.value or b"") for delivery in deliveries)):
             taken = [(delivery.tag, delivery.deliveries) for delivery in deliveries]
-            self._talk.broker.subscriptions.give_back(subscription, taken)
+            self._session.broker.subscriptions.requeue(subscription, taken)
             return False
         fit = self._fit(subscription, deliveries)
-        if self._talk.is_deployed:
+        if self._session.is_deployed:
             fit = self._leave_single_bytes_alone(subscription, fit)
         if not fit:
             return True
@@ -401,7 +405,7 @@ class Reader:
         tags = [delivery.tag for delivery in fit]
         reply = reply_encoding.fetched(held.command.correlation_id, values, None if self._auto_commit else tags)
         self._deliver(reply, fit)
-        self._talk.stream.release(held.held_bytes)
+        self._session.stream.release(held.held_bytes)
         return bool(self._fetches)
 
     def _leave_single_bytes_alone(self, subscription: Subscription, deliveries: list[Delivery]) -> list[Delivery]:
@@ -413,14 +417,14 @@ class Reader:
                 break
             count += 1
         left = [(delivery.tag, delivery.deliveries) for delivery in deliveries[count:]]
-        self._talk.broker.subscriptions.give_back(subscription, left)
+        self._session.broker.subscriptions.requeue(subscription, left)
         return deliveries[:count]
 
     @property
     def _refuses_empty_fetch(self) -> bool:
         """An error is a reply that every client reads; an empty batch puts deployed clients out of step for good."""
-        empty_fetch = self._talk.settings.empty_fetch
-        return empty_fetch == "error" or (empty_fetch == "auto" and self._talk.is_deployed)
+        empty_fetch = self._session.settings.empty_fetch
+        return empty_fetch == "error" or (empty_fetch == "auto" and self._session.is_deployed)
 
     def _nothing_came(self, command: Fetch) -> None:
         for held in self._fetches:
@@ -429,14 +433,14 @@ class Reader:
                 if self._refuses_empty_fetch:
                     self._refuse_fetch(command, NOTHING_TO_FETCH, held.held_bytes)
                 else:
-                    self._talk.send(reply_encoding.fetched(command.correlation_id, [], None))
-                    self._talk.stream.release(held.held_bytes)
+                    self._session.send(reply_encoding.fetched(command.correlation_id, [], None))
+                    self._session.stream.release(held.held_bytes)
                 return
 
     def _refuse_fetch(self, command: Fetch, reason: str, held_bytes: int) -> None:
-        self._talk.stats.errors += 1
-        self._talk.send(reply_encoding.failed(Reply.FETCH, command.correlation_id, reason))
-        self._talk.stream.release(held_bytes)
+        self._session.stats.errors += 1
+        self._session.send(reply_encoding.failed(Reply.FETCH, command.correlation_id, reason))
+        self._session.stream.release(held_bytes)
 
     def _take_fetches(self) -> list[_HeldFetch]:
         fetches = list(self._fetches)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from penstock.protocols.fujin.server.talk import Talk, Timer
+from penstock.protocols.fujin.server.stream import FujinStream, Timer
 
 LOOK_S: Final = 0.05
 LOOK_SOON_S: Final = 0.002
@@ -25,10 +25,10 @@ class _Sent(NamedTuple):
 class Unconfirmed:
     """For one reader. `settle` is given the tags of what has arrived, `looked` is called after every look that a timer caused."""
 
-    __slots__ = ("_looked", "_sent", "_settle", "_talk", "_timer", "records")
+    __slots__ = ("_looked", "_sent", "_session", "_settle", "_timer", "records")
 
-    def __init__(self, talk: Talk, settle: Callable[[list[int]], None], looked: Callable[[], None]) -> None:
-        self._talk = talk
+    def __init__(self, session: FujinStream, settle: Callable[[list[int]], None], looked: Callable[[], None]) -> None:
+        self._session = session
         self._settle = settle
         self._looked = looked
         self._sent: deque[_Sent] = deque()
@@ -37,7 +37,7 @@ class Unconfirmed:
 
     def add(self, tags: list[int]) -> None:
         """These are the last that were sent."""
-        self._sent.append(_Sent(self._talk.sent_bytes, tags))
+        self._sent.append(_Sent(self._session.sent_bytes, tags))
         self.records += len(tags)
         if self._timer is None:
             self._look_after(LOOK_S)
@@ -46,7 +46,7 @@ class Unconfirmed:
         """Settle what has arrived by now."""
         if not self._sent:
             return
-        arrived = self._talk.sent_bytes - self._talk.stream.unacknowledged_bytes
+        arrived = self._session.sent_bytes - self._session.stream.unacknowledged_bytes
         tags: list[int] = []
         while self._sent and self._sent[0].end <= arrived:
             tags += self._sent.popleft().tags
@@ -68,11 +68,11 @@ class Unconfirmed:
     def _look_after(self, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._talk.call_later(delay_s, self._look_again)
+        self._timer = self._session.call_later(delay_s, self._look_again)
 
     def _look_again(self) -> None:
         self._timer = None
-        if not self._talk.over:
+        if not self._session.over:
             self.look()
             if self._sent:
                 self._look_after(LOOK_S)

@@ -27,7 +27,7 @@ from penstock.protocols.fujin.codec.messages import (
     Transact,
     WriteRun,
 )
-from penstock.protocols.fujin.server.talk import Talk
+from penstock.protocols.fujin.server.stream import FujinStream
 from penstock.protocols.fujin.wire import INVALID_TX_STATE, WRITER_NOT_FOUND, Reply, Request
 from penstock.record_headers import encode_headers
 
@@ -39,52 +39,54 @@ _WRITE = int(Request.WRITE)
 class Writer:
     """Implements `Role`."""
 
-    __slots__ = ("_committing", "_talk", "_transaction", "_writes_in_flight")
+    __slots__ = ("_committing", "_session", "_transaction", "_writes_in_flight")
 
-    def __init__(self, talk: Talk) -> None:
-        self._talk = talk
+    def __init__(self, session: FujinStream) -> None:
+        self._session = session
         self._transaction: str | None = None
         self._committing = False
         self._writes_in_flight = 0
-        talk.stats.requests[Request.CONNECT_WRITER] += 1
+        session.stats.requests[Request.CONNECT_WRITER] += 1
 
-    # -- what the talk calls ----------------------------------------------------------------------------------------------
+    # -- what the session calls ----------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         return not self._writes_in_flight
 
-    def may_begin(self, command: Command) -> bool:
+    def may_start(self, command: Command) -> bool:
         return not self._writes_in_flight or isinstance(command, WriteRun | RefusedWrite)
 
-    def deal_with(self, command: Command, held_bytes: int) -> None:
-        stats = self._talk.stats
+    def handle(self, command: Command, held_bytes: int) -> None:
+        stats = self._session.stats
         if isinstance(command, WriteRun):
             count = len(command.values)
             stats.requests[_WRITE] += count
             stats.received_records += count
-            self._write(command, self._talk.reserve(held_bytes))
+            self._write(command, self._session.reserve(held_bytes))
             return
         if isinstance(command, RefusedWrite):
             stats.requests[_WRITE] += 1
             stats.received_records += 1
-            self._talk.answer(self._talk.reserve(held_bytes), self._refuse([command.correlation_id], command.reason))
+            self._session.answer(
+                self._session.reserve(held_bytes), self._refuse([command.correlation_id], command.reason)
+            )
         elif isinstance(command, Transact):
             stats.requests[command.request] += 1
-            self._transact(command, self._talk.reserve(held_bytes))
+            self._transact(command, self._session.reserve(held_bytes))
         else:
             stats.requests[Request.DISCONNECT if isinstance(command, Disconnect) else 0] += 1
             assert isinstance(command, Disconnect | BadCommand)
-            self._talk.stream.release(held_bytes)
-            self._talk.flush()
-            self._talk.disconnect()
-        self._talk.flush()
+            self._session.stream.release(held_bytes)
+            self._session.flush()
+            self._session.disconnect()
+        self._session.flush()
 
-    def go_on(self) -> None:
-        self._talk.advance()
+    def resume(self) -> None:
+        self._session.advance()
 
     def stopping(self) -> None:
-        """Nothing of a writer's waits for long."""
+        """A writer has nothing to cancel."""
 
     def ended(self) -> None:
         self._roll_back()
@@ -92,54 +94,54 @@ class Writer:
     # -- writes -----------------------------------------------------------------------------------------------------------
 
     def _write(self, run: WriteRun, slot: ReplySlot) -> None:
-        talk = self._talk
-        topic = talk.settings.find(run.topic).topic
-        if talk.broker.has_topic(topic):
+        session = self._session
+        topic = session.settings.find(run.topic).topic
+        if session.broker.has_topic(topic):
             self._produce(topic, run, slot)
-        elif talk.settings.auto_create:
-            talk.in_background(self._create_and_write(topic, run, slot))
+        elif session.settings.auto_create:
+            session.in_background(self._create_and_write(topic, run, slot))
         else:
-            talk.answer(slot, self._refuse(run.correlation_ids, WRITER_NOT_FOUND))
-            talk.flush()
+            session.answer(slot, self._refuse(run.correlation_ids, WRITER_NOT_FOUND))
+            session.flush()
 
     async def _create_and_write(self, topic: str, run: WriteRun, slot: ReplySlot) -> None:
-        talk = self._talk
+        session = self._session
         try:
-            await talk.broker.ensure_topic(talk.principal, topic)
+            await session.broker.ensure_topic(session.principal, topic)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            self._talk.answer(slot, self._fail(run.correlation_ids, error))
+            self._session.answer(slot, self._fail(run.correlation_ids, error))
         else:
-            if talk.over:  # nobody waits for it, and its transaction, if it had one, was rolled back
-                self._talk.answer(slot, b"")
+            if session.over:  # nobody waits for it, and its transaction, if it had one, was rolled back
+                self._session.answer(slot, b"")
             else:
                 self._produce(topic, run, slot)
-        self._talk.flush()
+        self._session.flush()
 
     def _produce(self, topic: str, run: WriteRun, slot: ReplySlot) -> None:
-        talk = self._talk
+        session = self._session
         headers = None if run.headers is None else list(map(_cell, run.headers))
         settled = partial(self._settled, run, slot)
         self._writes_in_flight += 1
         try:
             if self._transaction is None:
-                talk.broker.produce(talk.principal, topic, ANY_PARTITION, run.values, None, headers, done=settled)
+                session.broker.produce(session.principal, topic, ANY_PARTITION, run.values, None, headers, done=settled)
             else:
-                talk.broker.transactions.produce(
-                    talk.principal, topic, self._transaction, ANY_PARTITION, run.values, None, headers, done=settled
+                session.broker.transactions.produce(
+                    session.principal, topic, self._transaction, ANY_PARTITION, run.values, None, headers, done=settled
                 )
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             settled(error)
 
     def _settled(self, run: WriteRun, slot: ReplySlot, outcome: Outcome) -> None:
         self._writes_in_flight -= 1
-        talk = self._talk
-        talk.answer(slot, self._replies_to(run, outcome))
+        session = self._session
+        session.answer(slot, self._replies_to(run, outcome))
         if self._writes_in_flight:
-            talk.flush_soon()
+            session.flush_soon()
         else:
-            talk.flush()
-            if talk.has_more:
-                talk.advance_soon()
+            session.flush()
+            if session.has_more:
+                session.advance_soon()
 
     def _replies_to(self, run: WriteRun, outcome: Outcome) -> bytes:
         if isinstance(outcome, Exception):
@@ -157,38 +159,38 @@ class Writer:
     def _transact(self, command: Transact, slot: ReplySlot) -> None:
         kind = command.request
         if (self._transaction is None) != (kind == Request.BEGIN):
-            self._talk.stats.errors += 1
+            self._session.stats.errors += 1
             reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, INVALID_TX_STATE)
-            self._talk.answer(slot, reply)
+            self._session.answer(slot, reply)
         elif kind == Request.COMMIT:
             self._committing = True
-            self._talk.in_background(self._commit(command, slot))
+            self._session.in_background(self._commit(command, slot))
         else:
             try:
                 if kind == Request.BEGIN:
-                    self._transaction = self._talk.broker.transactions.begin(self._talk.principal)
+                    self._transaction = self._session.broker.transactions.begin(self._session.principal)
                 else:
                     transaction, self._transaction = self._transaction, None
                     assert transaction is not None
-                    self._talk.broker.transactions.rollback(self._talk.principal, transaction)
+                    self._session.broker.transactions.rollback(self._session.principal, transaction)
                 reply = reply_encoding.done(_reply_to(kind), command.correlation_id)
             except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-                reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, self._talk.reason(error))
-            self._talk.answer(slot, reply)
+                reply = reply_encoding.failed(_reply_to(kind), command.correlation_id, self._session.reason(error))
+            self._session.answer(slot, reply)
 
     async def _commit(self, command: Transact, slot: ReplySlot) -> None:
-        talk, transaction = self._talk, self._transaction
+        session, transaction = self._session, self._transaction
         assert transaction is not None
         try:
-            await talk.broker.transactions.commit(talk.principal, transaction)
+            await session.broker.transactions.commit(session.principal, transaction)
             self._transaction = None
             reply = reply_encoding.done(Reply.COMMIT, command.correlation_id)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
-            reply = reply_encoding.failed(Reply.COMMIT, command.correlation_id, talk.reason(error))
+            reply = reply_encoding.failed(Reply.COMMIT, command.correlation_id, session.reason(error))
         self._committing = False
-        self._talk.answer(slot, reply)
-        self._talk.flush()
-        if talk.over:
+        self._session.answer(slot, reply)
+        self._session.flush()
+        if session.over:
             self._roll_back()  # the stream has ended meanwhile, and the commit may have failed
 
     def _roll_back(self) -> None:
@@ -197,20 +199,20 @@ class Writer:
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             try:
-                self._talk.broker.transactions.rollback(self._talk.principal, transaction)
+                self._session.broker.transactions.rollback(self._session.principal, transaction)
             except PenstockError:
                 pass  # it has ended already
 
     # -- refusals ---------------------------------------------------------------------------------------------------------
 
     def _fail(self, correlation_ids: Sequence[bytes], error: Exception) -> bytes:
-        reason = self._talk.reason(error, len(correlation_ids))
+        reason = self._session.reason(error, len(correlation_ids))
         if isinstance(error, TopicNotFound):
             reason = WRITER_NOT_FOUND
         return b"".join([reply_encoding.failed(Reply.WRITE, each, reason) for each in correlation_ids])
 
     def _refuse(self, correlation_ids: Sequence[bytes], reason: str) -> bytes:
-        self._talk.stats.errors += len(correlation_ids)
+        self._session.stats.errors += len(correlation_ids)
         return b"".join([reply_encoding.failed(Reply.WRITE, each, reason) for each in correlation_ids])
 
 

@@ -62,7 +62,7 @@ FETCH_BYTES = 1 << 20
 READ_BYTES = 2 << 20
 """What each fetch of `records` and `batches` asks for."""
 RECORD_BYTES_MAX = PAYLOAD_BYTES_MAX - 1024
-"""What fits into a frame beside the longest topic name; a quarter of it is sure to fit in JSON."""
+"""What fits into a frame besides the longest topic name; a quarter of it is sure to fit in JSON."""
 PARTITION_COUNT_S_MAX = 5.0
 """How long `send` counts on a topic to have as many partitions as the broker said; some may have been added."""
 

@@ -15,7 +15,7 @@ from penstock.errors import ProtocolViolation
 from penstock.protocols.bytes import U32
 from penstock.protocols.receive_buffer import UNBOUNDED, BufferingDecoder
 from penstock.protocols.rustlog.codec import binary_dialect, json_dialect
-from penstock.protocols.rustlog.codec.messages import BrokenFrame, ProduceRun, Reply, Request, Undecoded
+from penstock.protocols.rustlog.codec.messages import MalformedFrame, ProduceRun, Reply, Request, Undecoded
 from penstock.protocols.rustlog.wire import (
     DECODED_ON_LOOP_BYTES_MAX,
     JSON_NAMES,
@@ -80,7 +80,7 @@ class _FrameDecoder(BufferingDecoder[Message]):
 class RequestDecoder(_FrameDecoder[Request]):
     """The server's side. `payload_bytes_max` is below the protocol's own maximum where the peer should have authenticated and has not.
 
-    Long JSON is returned as it came. A BrokenFrame is the last message there is.
+    Long JSON is returned as it came. A MalformedFrame is the last message there is.
     """
 
     __slots__ = ("_last_dialect",)
@@ -130,21 +130,21 @@ def _join(last: Request, run: ProduceRun) -> bool:
     return True
 
 
-def _broken_frame(length: int, payload_bytes_max: int, last_dialect: Dialect | None) -> BrokenFrame:
+def _broken_frame(length: int, payload_bytes_max: int, last_dialect: Dialect | None) -> MalformedFrame:
     """The contract says what a frame that is too long gets; of empty ones it says nothing, deployed brokers do."""
     if payload_bytes_max < length <= PAYLOAD_BYTES_MAX:
         required = f"authentication required: without a client certificate a frame has at most {payload_bytes_max} bytes, not {length}"
         if last_dialect is Dialect.BINARY:
-            return BrokenFrame(Dialect.BINARY, f"Frame error: {required}")
-        return BrokenFrame(Dialect.JSON, required)
+            return MalformedFrame(Dialect.BINARY, f"Frame error: {required}")
+        return MalformedFrame(Dialect.JSON, required)
     if length:
         size = f"{length} bytes (max: {PAYLOAD_BYTES_MAX})"
         if last_dialect is Dialect.BINARY:
-            return BrokenFrame(Dialect.BINARY, f"Frame error: frame too large: {size}")
-        return BrokenFrame(Dialect.JSON, f"max frame size exceeded: {size}")
+            return MalformedFrame(Dialect.BINARY, f"Frame error: frame too large: {size}")
+        return MalformedFrame(Dialect.JSON, f"max frame size exceeded: {size}")
     if last_dialect is Dialect.JSON:
-        return BrokenFrame(Dialect.JSON, "failed to parse request: zero-length frame")
-    return BrokenFrame(Dialect.BINARY, "Frame error: invalid protocol: zero-length frame")
+        return MalformedFrame(Dialect.JSON, "failed to parse request: zero-length frame")
+    return MalformedFrame(Dialect.BINARY, "Frame error: invalid protocol: zero-length frame")
 
 
 class ReplyDecoder(_FrameDecoder[Reply]):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.protocols.rustlog.wire import LENGTH_BYTES, Dialect, Opcode
 
 RECORD_BYTES_IN_MEMORY = 48
-"""What a record takes in memory beside its payload; on the wire it may be as little as three bytes."""
+"""What a record takes in memory besides its payload; on the wire it may be as little as three bytes."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokenFrame:
+class MalformedFrame:
     """A length that no frame may have. It is answered, and nothing after it is read."""
 
     dialect: Dialect
@@ -131,7 +131,7 @@ class Undecoded:
         return LENGTH_BYTES + len(self.payload)
 
 
-Request = ProduceRun | Call | BrokenFrame | Undecoded
+Request = ProduceRun | Call | MalformedFrame | Undecoded
 
 # --- replies ---
 

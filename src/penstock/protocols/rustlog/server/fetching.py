@@ -58,7 +58,7 @@ class Rows:
         return Rows(self.offsets[:count], self.values[:count], self.value_bytes, self.data[: count * self.value_bytes])
 
     def fitting(self, bytes_max: int, cost_bytes: int) -> int:
-        """How many of the first rows fit, when each costs so much beside its value."""
+        """How many of the first rows fit, when each costs so much besides its value."""
         if self.value_bytes:
             return min(len(self), max(bytes_max, 0) // (self.value_bytes + cost_bytes))
         return bisect_right(list(accumulate(len(value) + cost_bytes for value in self.values)), bytes_max)

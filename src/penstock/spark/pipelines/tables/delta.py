@@ -127,7 +127,7 @@ class DeltaLakeTable(Table):
         """Replace every row by those of the files, which are all of a query up to a batch. Return whether that was done.
 
         It is not if anything was committed since the handle was opened. Without `max_commit_retries` the library would put the commit on
-        top of a compaction that came in between, and leave the compacted rows beside the new ones.
+        top of a compaction that came in between, and leave the compacted rows in addition to the new ones.
         """
         from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import CommitProperties, Transaction

@@ -1,4 +1,4 @@
-"""Iceberg through the pyiceberg library, with any catalog that it knows; a SQLite file beside the tables unless another is described.
+"""Iceberg through the pyiceberg library, with any catalog that it knows; a SQLite file next to the tables unless another is described.
 
 One transaction adds the files of a batch and sets its number as a property of the table. The catalog accepts it only if the table's
 snapshot is still the one that the number was read with. The library would repeat a refused commit on top of whatever came in between, the

@@ -41,16 +41,16 @@ After = Callable[[float, Callable[[], None]], Timer]
 class Role(Protocol):
     """One side of a conversation: a writer, or a reader."""
 
-    def deal_with(self, command: Command, held_bytes: int) -> None:
+    def handle(self, command: Command, held_bytes: int) -> None:
         """Carry out a command; `held_bytes` are owed to the stream once it is answered."""
         ...
 
-    def may_begin(self, command: Command) -> bool:
-        """Whether it may be handled now, or must wait for what was begun before."""
+    def may_start(self, command: Command) -> bool:
+        """Whether a command may start now, or must wait for those before it."""
         ...
 
-    def go_on(self) -> None:
-        """There is room in the send buffer, or the moment after a reply that travels alone is over."""
+    def resume(self) -> None:
+        """Continue: there is room in the send buffer, or the pause after a reply that is sent alone is over."""
         ...
 
     @property
@@ -67,15 +67,15 @@ class Role(Protocol):
         ...
 
 
-class Talk(Conversation[Command]):
+class FujinStream(Conversation[Command]):
     """Implements `penstock.net.quic_session.StreamSession`; both roles use it."""
 
     __slots__ = (
         "_after",
         "_alone",
+        "_disconnecting",
         "_forget",
         "_form",
-        "_goodbye",
         "_input_ended",
         "_over",
         "_reader",
@@ -105,9 +105,9 @@ class Talk(Conversation[Command]):
         after: After,
         form: SharedForm,
         *,
-        writer: Callable[[Talk], Role],
-        reader: Callable[[Talk, ConnectReader, int], Role],
-        forget: Callable[[Talk], None],
+        writer: Callable[[FujinStream], Role],
+        reader: Callable[[FujinStream, ConnectReader, int], Role],
+        forget: Callable[[FujinStream], None],
     ) -> None:
         decoder = Decoder(body_bytes_max=settings.body_bytes_max, shared=form, commands_max=COMMANDS_PER_TURN_MAX)
         super().__init__(broker, stream, decoder, stats)
@@ -128,7 +128,7 @@ class Talk(Conversation[Command]):
         self._undecided: Timer | None = None
         self._alone: Timer | None = None
         self._input_ended = False
-        self._goodbye = False
+        self._disconnecting = False
         """DISCONNECT is due once everything is answered."""
         self._stop_wanted = False
         self._stop_due = False
@@ -156,7 +156,7 @@ class Talk(Conversation[Command]):
     @property
     def quiet(self) -> bool:
         """Nothing may be sent just now that was not asked for."""
-        return self._alone is not None or self._goodbye or self._stop_due or self._over
+        return self._alone is not None or self._disconnecting or self._stop_due or self._over
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon(callback)
@@ -168,7 +168,7 @@ class Talk(Conversation[Command]):
 
     def resume(self) -> None:
         if self._role is not None:
-            self._role.go_on()
+            self._role.resume()
 
     def ended(self) -> None:
         if self._undecided is not None:
@@ -196,7 +196,7 @@ class Talk(Conversation[Command]):
         return max(command.size_bytes, REQUEST_BYTES_MIN)
 
     def _must_wait(self, command: Command) -> bool:
-        return self._role is not None and not self._role.may_begin(command)
+        return self._role is not None and not self._role.may_start(command)
 
     def _decode(self, data: bytes) -> None:
         self._cancel_decision()
@@ -222,25 +222,25 @@ class Talk(Conversation[Command]):
     def advance(self) -> None:
         waiting = self._waiting
         while waiting and not self._busy and self.stream.writable:
-            if self._over or self._goodbye or self._stop_due or self._must_wait(waiting[-1]):
+            if self._over or self._disconnecting or self._stop_due or self._must_wait(waiting[-1]):
                 break
             self._start(waiting.pop())
         if self._backlog_bytes and not waiting:
             self.advance_soon()
         elif self._input_ended and not waiting:
-            self._goodbye = True
-        if self._goodbye or self._stop_due:
+            self._disconnecting = True
+        if self._disconnecting or self._stop_due:
             self._end_where_due()
 
     @property
     def has_more(self) -> bool:
         """Whether there is something to do once everything that was begun is answered."""
-        return bool(self._waiting or self._backlog_bytes or self._input_ended or self._goodbye or self._stop_due)
+        return bool(self._waiting or self._backlog_bytes or self._input_ended or self._disconnecting or self._stop_due)
 
     def _start(self, command: Command) -> None:
         held_bytes = self._held_bytes(command)
         if self._role is not None and not isinstance(command, ConnectWriter):
-            self._role.deal_with(command, held_bytes)
+            self._role.handle(command, held_bytes)
         elif isinstance(command, ConnectReader):
             self._begin(self._reader(self, command, held_bytes))
         else:
@@ -260,7 +260,7 @@ class Talk(Conversation[Command]):
         raise AssertionError("roles answer their commands themselves")
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what must wait, beside the commands."""
+        """Run what must wait, alongside the commands."""
         _ = self._tasks.run(work)
 
     # -- sending ----------------------------------------------------------------------------------------------------------
@@ -298,13 +298,13 @@ class Talk(Conversation[Command]):
         self.flush()
         self._end_where_due()
         if self._role is not None and not self._over:
-            self._role.go_on()
+            self._role.resume()
 
     # -- the end ----------------------------------------------------------------------------------------------------------
 
     def disconnect(self) -> None:
         """Answer what was begun, say DISCONNECT, and end our side."""
-        self._goodbye = True
+        self._disconnecting = True
         self._end_where_due()
 
     def stop(self) -> None:
@@ -313,7 +313,7 @@ class Talk(Conversation[Command]):
         if self._role is None:
             if self._decoder.announces_writer:
                 self._begin(self._writer(self))  # its id, if it has one, is not needed for that
-        elif not self._over and not self._goodbye:
+        elif not self._over and not self._disconnecting:
             self._stop_due = True
             self._role.stopping()
             self._end_where_due()
@@ -325,11 +325,11 @@ class Talk(Conversation[Command]):
         self.end()
 
     def _end_where_due(self) -> None:
-        if not (self._goodbye or self._stop_due) or self._over or self._busy or self._alone is not None:
+        if not (self._disconnecting or self._stop_due) or self._over or self._busy or self._alone is not None:
             return
         if self._role is not None and not self._role.idle:
             return
-        if self._goodbye:
+        if self._disconnecting:
             self.sent_bytes += 1
             self.stream.send(reply_encoding.DISCONNECTED, end=True)
             self.stream.stop_receiving()
