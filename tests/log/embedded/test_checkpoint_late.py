@@ -284,7 +284,7 @@ async def test_what_has_no_place_in_its_partition_refuses_the_append(open_engine
     assert type(await outcome(wrong)) is InvalidRequest
     assert (await sound)[0].base_offset == 1
     assert await read_values(orders) == [b"first", b"sound"]
-    with pytest.raises(InvalidRequest, match="nothing that they could tell of"):
+    with pytest.raises(InvalidRequest, match="at least one batch"):
         engine.append_atomic([BatchFor(keyed, LateBatch(b"k", lambda _: b"v", 10))], lambda _: None)
 
 
