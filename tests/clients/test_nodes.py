@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -273,3 +274,16 @@ async def test_quic_takes_the_next_address_of_a_name(
             "localhost", service.port, alpn="lines", ca_file=service.trusted, timeout_s=4.0
         ) as connection:
             assert connection.core.peer_address[1] == service.port
+
+
+async def test_a_host_that_is_something_else_is_passed_over(survivor: RunningBroker) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as web:
+        hosts = f"127.0.0.1:{web.sockets[0].getsockname()[1]},{survivor.address}"
+        async with await penstock.connect_async(f"flymq://ann:secret@{hosts}", options=ONCE) as client:
+            assert await client.topics() == ["orders"]

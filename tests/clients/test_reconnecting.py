@@ -15,7 +15,16 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.reconnecting import Reconnecting
 from penstock.clients.retry import Attempts, RetryPolicy
 from penstock.clients.url import parse_quic_url
-from penstock.errors import AuthenticationFailed, ConnectionLost, InvalidRequest, RequestTimeout, Unreachable
+from penstock.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    InvalidRequest,
+    LimitExceeded,
+    ProtocolViolation,
+    RequestTimeout,
+    ShuttingDown,
+    Unreachable,
+)
 from penstock.testing.clock import ManualClock
 
 OPTIONS = ClientOptions(retry=RetryPolicy(attempts_max=4))
@@ -47,9 +56,14 @@ class Net:
         self.made: list[Connection] = []
         self.slept_s: list[float] = []
         self.clock = ManualClock()
+        self.silent: set[str] = set()
+        self.tried: list[str] = []
 
     async def connect(self, host: str, port: int, **_: object) -> Connection:
         await asyncio.sleep(0)
+        self.tried.append(host)
+        if host in self.silent:
+            await asyncio.Event().wait()
         if self.failures:
             raise self.failures.pop(0)
         self.made.append(Connection())
@@ -72,9 +86,11 @@ async def begin(connection: Any) -> Talk:
     return Talk(connection)
 
 
-def talks_over(net: Net, begin: Callable[[Any], Any] = begin, options: ClientOptions = OPTIONS) -> Reconnecting[Talk]:
+def talks_over(
+    net: Net, begin: Callable[[Any], Any] = begin, options: ClientOptions = OPTIONS, hosts: str = "broker"
+) -> Reconnecting[Talk]:
     return Reconnecting(
-        parse_quic_url("fujin://broker", "fujin", port=1, tls=None),
+        parse_quic_url(f"fujin://{hosts}", "fujin", port=1, tls=None),
         options,
         partial(Attempts, options.retry, clock=net.clock, random=Random(1), sleep=net.sleep),
         alpn="fujin",
@@ -100,6 +116,52 @@ async def test_it_is_begun_again_where_it_broke_and_nothing_is_left_open(net: Ne
     assert talks.leave() is second
     assert (await talks.get()).connection is net.made[2]
     assert not second.connection.is_closed  # the caller that took it over closes it
+
+
+async def test_callers_that_wait_too_short_for_a_silent_node_get_to_the_next(net: Net) -> None:
+    net.silent = {"silent"}
+    talks = talks_over(net, hosts="silent,live")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(talks.get(), 0.01)
+    await talks.get()
+    assert net.tried == ["silent", "live"]
+
+
+async def test_callers_that_wait_too_short_come_back_to_the_node_that_was_lost(net: Net) -> None:
+    net.silent = {"silent"}
+    talks = talks_over(net, hosts="live,silent")
+    (await talks.get()).is_broken = True
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(talks.get(), 0.01)
+    await talks.get()
+    assert net.tried == ["live", "silent", "live"]
+
+
+@pytest.mark.parametrize("error", [ProtocolViolation("what?"), LimitExceeded("full"), ShuttingDown("stopping")])
+async def test_a_node_that_is_no_broker_or_takes_nobody_is_passed_over(net: Net, error: Exception) -> None:
+    async def begin_later(connection: Any) -> Talk:
+        if len(net.made) == 1:
+            raise error
+        return await begin(connection)
+
+    assert (await talks_over(net, begin_later, hosts="a,b").get()).connection is net.made[1]
+    assert net.made[0].is_closed
+    net.made.clear()
+    with pytest.raises(type(error)):
+        await talks_over(net, begin_later).get()
+
+
+async def test_a_node_that_refuses_a_login_is_not_asked_first_again(net: Net) -> None:
+    async def begin_later(connection: Any) -> Talk:
+        if len(net.made) == 1:
+            raise AuthenticationFailed("no")
+        return await begin(connection)
+
+    talks = talks_over(net, begin_later, hosts="a,b")
+    with pytest.raises(AuthenticationFailed):
+        await talks.get()
+    await talks.get()
+    assert net.tried == ["a", "b"]
 
 
 async def test_it_is_tried_again_a_few_times_unless_asked_for_at_once(net: Net) -> None:

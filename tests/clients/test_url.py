@@ -29,6 +29,29 @@ def test_several_hosts_share_credentials_and_options() -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "ann:secret@a:9092",
+        "flymq://ann:secret@a:port",
+        "flymq://ann:secret@a:99999?ca=file:///x",
+        "flymq://ann:secret@a:9092;flymq://ann:secret@b:9092",
+        "flymq://ann:secret@a:port,flymq://ann:secret@b:9092",
+        "flymq://ann:secret@,flymq://ann:secret@b",
+        "flymq://ann:secret/x@a",
+        "flymq://ann/secret@a",
+        "flymq://ann:1,,secret/y@a",
+        "flymq://ann:secret#x@a",
+        "flymq://ann:secret@a..b",
+        "flymq://ann:secret@a?timeout=3",
+    ],
+)
+def test_no_error_shows_a_password(url: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_url(url, port=9092)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("url", "reason"),
     [
         ("127.0.0.1:9092", "write it as scheme://host:port"),
@@ -49,6 +72,9 @@ def test_several_hosts_share_credentials_and_options() -> None:
         ("flymq://a/,b", "ends after the port; remove '/,b'"),
         ("flymq://a,flymq://b", "one scheme: write flymq://host1:port,host2:port"),
         ("flymq://ann:pw@a,ann:pw@b", "comma before its @: name user and password once"),
+        ("flymq://node..example,b", "is not a broker address: "),
+        ("flymq://ann:pw/@a", "write those in a password as %2F, %3F and %23"),
+        ("flymq://ann:pw?@a", "write those in a password as %2F, %3F and %23"),
         ("flymq://a,ann:pw@b", "comma before its @: name user and password once"),
         (f"flymq://{','.join(f'h{number}' for number in range(HOSTS_MAX + 1))}", "has up to 16 hosts, got 17"),
     ],

@@ -143,7 +143,7 @@ def felix_url(url: str) -> str:
 
     address = parse_url(url, port=PORT)
     if address.scheme != SCHEME:
-        url = f"{SCHEME}://{','.join(str(each._replace(port=PORT)) for each in address.hosts)}"
+        url = f"{SCHEME}://{','.join(dict.fromkeys(str(each._replace(port=PORT)) for each in address.hosts))}"
     own = DATA_DIR / CERTIFICATE_FILE
     if "?" not in url and all(is_loopback(each.host) for each in address.hosts) and own.is_file():
         url += f"?ca={quote(str(own))}"

@@ -7,9 +7,13 @@ tried again after all others. A client stays on a node for as long as that serve
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from penstock.clients.url import Address
-from penstock.errors import Unreachable
+from penstock.errors import LimitExceeded, ProtocolViolation, ShuttingDown, Unreachable
+
+PASSED_OVER: Final = (ProtocolViolation, LimitExceeded, ShuttingDown)
+"""What a node may answer to the first that is said to it, while another one would serve: it is something else, full, or about to stop."""
 
 
 class Nodes:
@@ -20,7 +24,8 @@ class Nodes:
         self._next = 0
 
     def in_turn(self) -> Iterator[Address]:
-        """Yield each once. Stop the iteration at the one that answers: the others are left."""
+        """Yield each once. Stop the iteration at the one that answers. Who stops it for another reason must `leave` the node, or it would
+        be the first again."""
         first = self._next
         for step in range(len(self._nodes)):
             node = self._nodes[(first + step) % len(self._nodes)]

@@ -349,7 +349,7 @@ async def connect_quic(
 ) -> QuicConnection:
     """Connect to a QUIC server, at the first address of its name that answers, IPv4 before IPv6. Raises Unreachable.
 
-    Each address gets an equal share of `timeout_s`.
+    Each address gets an equal share of what is left of `timeout_s`.
 
     `ca_file` has the trusted CA certificates or the server's own (PEM); without it, those of the system are trusted;
     `verify=False` trusts everybody. `cert` and `key` are what to show a server that asks for a client certificate.
@@ -361,9 +361,11 @@ async def connect_quic(
     except OSError as error:
         raise Unreachable(f"cannot connect to {peer}: its name cannot be resolved ({error.strerror})") from None
     failure: Unreachable | None = None
-    for family, address in addresses:
+    deadline_s = time.monotonic() + timeout_s
+    for left, (family, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        share_s = (deadline_s - time.monotonic()) / left
         try:
-            return await _connect_to(family, address, peer, tls, settings, timeout_s / len(addresses))
+            return await _connect_to(family, address, peer, tls, settings, share_s)
         except Unreachable as error:
             failure = failure or error
     assert failure is not None, "a name that can be resolved has an address"
@@ -395,7 +397,7 @@ async def _connect_to(
         await asyncio.wait_for(shield(connection.connected), timeout_s)
     except TimeoutError:
         connection.close()
-        raise Unreachable(f"cannot connect to {peer}: no answer within {timeout_s:g} s") from None
+        raise Unreachable(f"cannot connect to {peer}: no answer within {timeout_s:.3g} s") from None
     except BaseException:
         connection.close()
         raise

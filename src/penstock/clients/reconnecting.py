@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from penstock.clients.nodes import Nodes, unreachable
+from penstock.clients.nodes import PASSED_OVER, Nodes, unreachable
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, connect_quic
 from penstock.clients.retry import NewAttempts
@@ -67,6 +67,7 @@ class Reconnecting(Generic[Conversation]):
                 return current
             if self._connection is not None:
                 self._connection.close()  # it may be the conversation alone that broke
+                self._connection = None
                 self._nodes.leave(self._node)
             try:
                 self._node, begun = await self._connect(self._begin_on, attempts_max)
@@ -127,8 +128,18 @@ class Reconnecting(Generic[Conversation]):
                     if not isinstance(error, Unreachable):
                         after_sending = error
                     reasons[node.netloc] = str(error).removeprefix(f"cannot connect to {node.netloc}: ")
+                except BaseException as error:
+                    if not (self._address.others and isinstance(error, PASSED_OVER)):
+                        self._nodes.leave(node)
+                        raise
+                    reasons[node.netloc] = str(error)
+                self._check_open()
             if not await attempts.another():
                 raise after_sending or unreachable(self._address, reasons)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequest("this client was closed while it was connecting")
 
     def _usable(self) -> Conversation | None:
         current = self._current
@@ -147,8 +158,7 @@ class Reconnecting(Generic[Conversation]):
         )
         try:
             begun = await self._within(node, self._options.connect_timeout_s, lambda: begin(connection))
-            if self._closed:
-                raise InvalidRequest("this client was closed while it was connecting")
+            self._check_open()
         except BaseException:
             connection.close()
             raise

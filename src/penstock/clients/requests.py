@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Generic
 
-from penstock.clients.nodes import Nodes, unreachable
+from penstock.clients.nodes import PASSED_OVER, Nodes, unreachable
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Message, Pipeline
 from penstock.clients.retry import SUBMISSIONS_MAX, NewAttempts
@@ -173,6 +173,11 @@ class Requests(Generic[Message]):
                 try:
                     self._pipeline = pipeline = await self._connect_once(node)
                 except (OSError, TimeoutError, ConnectionLost, RequestTimeout) as error:
+                    failures[node.netloc] = error
+                except BaseException as error:
+                    if not (self._address.others and isinstance(error, PASSED_OVER)):
+                        self._nodes.leave(node)
+                        raise
                     failures[node.netloc] = error
                 else:
                     self._node = node

@@ -17,6 +17,9 @@ from penstock.units import Address as HostPort
 
 HOSTS_MAX: Final = 16
 _TLS_OPTIONS = ("ca", "cert", "key")
+_NOT_ESCAPED: Final = (
+    "a broker address has an @ after a slash, a question mark or a hash: write those in a password as %2F, %3F and %23"
+)
 
 
 class UrlParts(NamedTuple):
@@ -83,11 +86,16 @@ def parse_url(url: str, *, port: int, options: Sequence[str] = ()) -> Address:
     """Parse a broker URL; `port` is the default port, `options` are the known options. Raises InvalidRequest that says what to change."""
     written = split_url(url)
     names = [name.strip() for name in written.hosts.split(",")]
+    user, has_password, password = (written.credentials or "").partition(":")
+    if "@" in written.rest.partition("?")[0]:
+        raise InvalidRequest(_NOT_ESCAPED)
     try:
-        parts = urlsplit(str(written._replace(hosts=names[0])) if "://" in url else url)
+        parts = urlsplit(str(written._replace(hosts=names[0], credentials=None)) if "://" in url else url)
         hosts = [_host(name, port) for name in names]
         given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True)) if parts.query else {}
     except ValueError as error:
+        if "@" in written.rest:
+            raise InvalidRequest(_NOT_ESCAPED) from None
         raise InvalidRequest(f"{_without_password(url)!r} is not a broker address: {error}") from None
     if not parts.scheme or not parts.hostname:
         raise InvalidRequest(
@@ -106,8 +114,8 @@ def parse_url(url: str, *, port: int, options: Sequence[str] = ()) -> Address:
         scheme=parts.scheme,
         host=hosts[0].host,
         port=hosts[0].port,
-        user=None if parts.username is None else unquote(parts.username),
-        password=None if parts.password is None else unquote(parts.password),
+        user=None if written.credentials is None else unquote(user),
+        password=unquote(password) if has_password else None,
         tls_files={name: value for name, value in given.items() if name in _TLS_OPTIONS},
         options={name: value for name, value in given.items() if name in options},
         others=tuple(hosts[1:]),
@@ -116,7 +124,9 @@ def parse_url(url: str, *, port: int, options: Sequence[str] = ()) -> Address:
 
 def _host(text: str, port: int) -> HostPort:
     parts = urlsplit(f"//{text}")
-    return HostPort(parts.hostname or "", port if parts.port is None else parts.port)
+    host = parts.hostname or ""
+    host.encode("idna")  # as it will be to resolve it; UnicodeError is a ValueError
+    return HostPort(host, port if parts.port is None else parts.port)
 
 
 def _check_list(hosts: Sequence[HostPort], written: UrlParts) -> None:
@@ -182,7 +192,7 @@ def tls_for(address: Address, given: ssl.SSLContext | bool | None) -> ssl.SSLCon
 
 def _without_password(url: str) -> str:
     """A URL fit for an error message."""
-    scheme, separator, rest = url.rpartition("://")
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     credentials, at, host = rest.rpartition("@")
     if not at:
         return url
