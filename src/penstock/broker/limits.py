@@ -19,8 +19,9 @@ INT64_MAX: Final = (1 << 63) - 1
 RECORD_BYTES_CEILING: Final = (32 << 20) - 1024
 # With its compiled form it is one record of a table.
 SCHEMA_BYTES_CEILING: Final = 4 << 20
-# A list of more does not fit into a request of FlyMQ.
-ROLES_PER_PRINCIPAL_CEILING: Final = 1_000
+# More, with names of 64 characters, do not fit into what nodes tell each other of a client.
+ROLES_PER_PRINCIPAL_CEILING: Final = 200
+# Lists of more do not fit into a request of FlyMQ.
 ACL_ENTRIES_CEILING: Final = 1_000
 MEMBER_TOPICS_CEILING: Final = 1_000
 GROUP_PARTITIONS_CEILING: Final = 65_536
@@ -175,7 +176,7 @@ class BrokerLimits(Section):
     # More than a user's, because many users may share an address.
     login_failures_per_address_max: int = Field(10, ge=1, le=1_000)
     """The same, from one source address."""
-    login_delay_s_max: Seconds = Field(30.0, ge=0.25)
+    login_delay_s_max: Seconds = Field(30.0, ge=0.25, le=900)
     """The longest such delay."""
     logins_in_flight_max: int = Field(1_000, ge=1)
     """Logins with a password at the same time, those that wait for their turn included."""

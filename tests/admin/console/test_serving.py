@@ -322,7 +322,7 @@ def test_a_pipeline_is_watched_and_asked_to_stop(chromium: Browser, ask: Asking)
         expect(page.get_by_role("row").filter(has_text="shop")).to_contain_text("360")  # rows of both stages
         page.get_by_role("link", name="shop").click()
         stages = page.get_by_role("table", name="Stages").locator("tbody tr")
-        expect(stages).to_have_text(["bronzerunning18002" + "3250 ms", "silverrunning18042" + "390 ms"])
+        expect(stages).to_have_text(["bronzerunning1800" + "000" + "23250 ms", "silverrunning1804" + "000" + "2390 ms"])
         expect(page.get_by_role("img", name=re.compile("^Lag: 2 now, at most 30 in "))).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("^Batch time: 250 ms now"))).to_be_visible()
         page.get_by_label("Stage", exact=True).select_option("silver")

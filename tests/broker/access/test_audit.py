@@ -27,7 +27,9 @@ from penstock.broker.access.audit import (
     AuditQuery,
 )
 from penstock.broker.access.checks import BROKER, SYSTEM, Operation, Principal, Resource, ResourceKind
+from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
+from penstock.clock import SystemClock
 from penstock.errors import InvalidRequest, ShuttingDown
 from penstock.log.api import Engine
 from penstock.testing.clock import START_MS, ManualClock
@@ -285,3 +287,24 @@ async def test_a_trail_that_exists_gets_the_retention_that_is_configured(tmp_pat
         for topic in (AUDIT_TOPIC, ACCESS_AUDIT_TOPIC):
             altered = server.engine.topics()[topic].config
             assert altered == replace(created, retention_ms=365 * 24 * 3600 * 1000, retention_bytes=1 << 30)
+
+
+@pytest.mark.embedded
+async def test_a_full_disk_does_not_keep_a_broker_with_another_retention_from_starting(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+
+    async def applied(limits: BrokerLimits) -> list[str]:
+        engine = make_engine(tmp_path, clock=SystemClock(), disk=disk)
+        await engine.start()
+        broker = Broker(engine, clock=SystemClock(), access=OpenAccess(), limits=limits)
+        await broker.start()
+        with capture_logs() as lines:
+            await broker.audit.apply_retention()
+        await broker.close()
+        await engine.close()
+        return [line["event"] for line in lines]
+
+    assert await applied(BrokerLimits()) == []
+    disk.disk_full()
+    shorter = BrokerLimits.model_validate({"audit_retention_ms": "1h"})
+    assert await applied(shorter) == ["audit_retention_not_changed"] * 2

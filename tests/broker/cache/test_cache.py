@@ -229,12 +229,12 @@ def test_a_value_that_would_take_from_smaller_tenants_is_refused(clock: ManualCl
     cache = cache_of(clock, cache_bytes_max=100_000)
     for tenant in ("t1", "t2"):
         cache.put(ANONYMOUS, f"{tenant}/c", "k", bytes(30_000))
-    with pytest.raises(LimitExceeded, match="beside what other tenants keep"):
+    with pytest.raises(LimitExceeded, match="next to what other tenants keep"):
         cache.put(ANONYMOUS, "t3/c", "k", bytes(60_000))
     assert kept(cache, "t1/c", "k") == kept(cache, "t2/c", "k") == ["k"]
     cache.put(ANONYMOUS, "t3/c", "k", bytes(30_000))
     assert len(cache) == 3
-    with pytest.raises(LimitExceeded, match="beside what other tenants keep"):
+    with pytest.raises(LimitExceeded, match="next to what other tenants keep"):
         cache.put(ANONYMOUS, "t3/c", "k", bytes(60_000))
     assert cache.get(ANONYMOUS, "t3/c", "k") == bytes(30_000), "what was there stays"
     assert cache.stats.puts == 3, "what is refused is none"
@@ -247,9 +247,9 @@ def test_a_refused_value_evicts_nothing(clock: ManualClock) -> None:
     for number in range(40):
         cache.put(ANONYMOUS, "a/c", f"k{number}", bytes(10_000))
     keys, size_bytes = [f"k{number}" for number in range(40)], cache.size_bytes
-    with pytest.raises(LimitExceeded, match="beside what other tenants keep"):
+    with pytest.raises(LimitExceeded, match="next to what other tenants keep"):
         cache.put(ANONYMOUS, "a/c", "big", bytes(700_000))
-    with pytest.raises(LimitExceeded, match="beside what other tenants keep"):
+    with pytest.raises(LimitExceeded, match="next to what other tenants keep"):
         cache.put(ANONYMOUS, "a/c", "k39", bytes(700_000))
     assert (len(cache), cache.size_bytes, cache.stats.evicted) == (75, size_bytes, 0)
     cache.put(ANONYMOUS, "a/c", "large", bytes(300_000))

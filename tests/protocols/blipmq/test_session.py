@@ -11,6 +11,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
 from penstock.errors import AccessDenied
 from penstock.log.api import Engine
+from penstock.protocols.blipmq import session
 from penstock.protocols.blipmq.codec import (
     Frame,
     encode_ack,
@@ -341,8 +342,9 @@ async def test_a_publish_of_qos_0_is_not_waited_for(talk: Conversation, disk: Fa
 @pytest.mark.embedded
 @pytest.mark.parametrize("qos", [0, 1])
 async def test_a_poll_that_would_find_nothing_waits_for_what_others_are_publishing(
-    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk, qos: int
+    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk, qos: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(session, "POLL_WAIT_S_MAX", 60)
     other = Conversation(blipmq)
     await other.log_in()
     subscription = await talk.subscribe("t")
@@ -382,6 +384,40 @@ async def test_a_poll_that_finds_something_does_not_wait_for_what_others_are_pub
         assert await asyncio.to_thread(held.wait, 5)
         assert await talk.message(subscription) == b"a"
     assert await talk.message(subscription) == b"b"
+
+
+@pytest.mark.embedded
+async def test_a_poll_does_not_wait_for_ever_for_what_others_are_publishing(
+    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk
+) -> None:
+    other = Conversation(blipmq)
+    await other.log_in()
+    subscription = await talk.subscribe("t")
+    with disk.fsync_held() as held:
+        other.say(encode_publish(4, 0, "t", b"a"))
+        assert await asyncio.to_thread(held.wait, 5)
+        assert await talk.answers(encode_poll(5, subscription)) == []
+    assert await talk.message(subscription) == b"a"
+
+
+@pytest.mark.embedded
+async def test_a_poll_whose_subscription_is_deleted_while_it_waits_takes_nothing(
+    talk: Conversation, blipmq: BlipMQ, broker: Broker, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "POLL_WAIT_S_MAX", 60)
+    other = Conversation(blipmq)
+    await other.log_in()
+    subscription = await talk.subscribe("t")
+    with disk.fsync_held() as held:
+        other.say(encode_publish(4, 1, "t", b"a"))
+        assert await asyncio.to_thread(held.wait, 5)
+        talk.say(encode_poll(5, subscription), encode_ping(6))
+        deleting = asyncio.create_task(broker.subscriptions.delete_group(f"#{subscription}", None))
+        while broker.subscriptions.find(subscription) is not None:
+            await asyncio.sleep(0)
+    assert await talk.reply() == encode_frame(PONG, 6)
+    await deleting
+    assert broker.subscriptions.in_flight == 0
 
 
 @pytest.mark.embedded

@@ -159,14 +159,21 @@ class _Trail:
     async def apply_retention(self) -> None:
         given = self._engine.topic(self.topic).config
         wanted = replace(given, retention_ms=self._config.retention_ms, retention_bytes=self._config.retention_bytes)
-        if wanted != given:
+        if wanted == given:
+            return
+        try:
             await self._engine.alter_topic(self.topic, wanted)
-            log.info(
-                "audit_retention_changed",
-                topic=self.topic,
-                retention_ms=wanted.retention_ms,
-                retention_bytes=wanted.retention_bytes,
-            )
+        except (
+            PenstockError
+        ) as error:  # a full disk, say, must not keep the broker from starting; the next start tries again
+            log.warning("audit_retention_not_changed", topic=self.topic, reason=str(error))
+            return
+        log.info(
+            "audit_retention_changed",
+            topic=self.topic,
+            retention_ms=wanted.retention_ms,
+            retention_bytes=wanted.retention_bytes,
+        )
 
     async def written(self) -> None:
         noted = self.noted

@@ -293,10 +293,10 @@ class Subscription:
             except Exception:
                 log.exception("subscription_watcher_failed", topic=self.topic, subscription=self.id)
 
-    @property
-    def has_more(self) -> bool:
-        """Whether there are records that were not delivered yet, or are to be delivered again."""
-        return bool(self._waiting) or any(cursor.behind for cursor in self._cursors)
+    def may_have_more(self, now_ms: int) -> bool:
+        """Whether there are, or may be, records that were not delivered yet, or are to be delivered again."""
+        self.expire_deliveries(now_ms)
+        return bool(self._waiting) or any(cursor.behind or not cursor.handle.followed for cursor in self._cursors)
 
     # -- what the keeper does ---------------------------------------------------------------------------------------------
 

@@ -190,7 +190,8 @@ class Subscriptions(Part):
         If they are not in memory, await `load` and take again. If the one after them cannot be read, a request for it gets the error.
         """
         subscription.used_s = self._clock.monotonic()
-        self._reading[subscription.id] = subscription
+        if not subscription.deleted:
+            self._reading[subscription.id] = subscription
         now_ms = self._clock.now_ms()
         deliveries: list[Delivery] = []
         size_bytes = 0

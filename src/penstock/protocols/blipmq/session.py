@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -45,6 +46,8 @@ from penstock.protocols.conversation import (
 from penstock.stats import SessionStats
 
 MESSAGES_PER_TURN_MAX: Final = 256
+POLL_WAIT_S_MAX: Final = 0.1
+"""How long a POLL waits for what others are publishing. Flushes mostly take less; a client that gets nothing may poll again."""
 """Frames, or runs of publishes, that one session decodes and starts before it lets others have their turn of the loop."""
 SILENCE: Final = b""
 _HELLO, _AUTH, _PUBLISH, _SUBSCRIBE, _ACK = (int(kind) for kind in list(FrameType)[:5])
@@ -341,7 +344,7 @@ class BlipMQSession(Conversation[Message]):
         if subscription is None:
             return SILENCE
         writes = self._shared.writes
-        if subscription.topic in writes and not subscription.has_more:
+        if subscription.topic in writes and not subscription.may_have_more(self._shared.clock.now_ms()):
             settled = writes.next_settled(subscription.topic)
             self._answer_later(run, slot, self._deliver_after(settled, principal, run, subscription, slot))
             return None
@@ -367,9 +370,10 @@ class BlipMQSession(Conversation[Message]):
         subscription: Subscription,
         slot: ReplySlot,
     ) -> bytes:
-        """Deliver what there is once a publish to the topic is settled."""
-        await settled
-        if self._worker.stopped:
+        """Deliver what there is once a publish to the topic is settled, or after a while: it may wait behind checks by a schema."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(settled, POLL_WAIT_S_MAX)
+        if self._worker.stopped or subscription.deleted:
             return SILENCE  # nobody would get what is taken now
         reply = self._deliver(principal, run, subscription, slot)
         return reply if reply is not None else await self._deliver_from_disk(principal, run, subscription, slot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from penstock.broker.limits import (
@@ -13,6 +14,8 @@ from penstock.broker.limits import (
 from penstock.broker.pipelines import STAGES_MAX as BROKER_STAGES_MAX
 from penstock.broker.transactions.staging import WINNERS_MAX
 from penstock.log.api import PARTITIONS_MAX
+from penstock.net.peers import INTRODUCTION_BYTES_MAX
+from penstock.net.session import Introduction
 from penstock.protocols.bytes import I64, U32, U64, blob32, text16, texts16
 from penstock.protocols.flymq.operations import limits
 from penstock.protocols.flymq.operations.access import (
@@ -89,3 +92,9 @@ def test_a_list_may_have_whatever_the_broker_accepts() -> None:
     assert limits.STAGED_ATTEMPTS_MAX >= WINNERS_MAX
     assert limits.STAGED_BLOCKS_MAX >= PARTITIONS_MAX
     assert limits.TXN_OFFSETS_MAX >= PARTITIONS_MAX
+
+
+def test_a_client_with_as_many_roles_as_the_broker_accepts_fits_into_what_nodes_tell_each_other() -> None:
+    roles = tuple(f"{number:064}" for number in range(ROLES_PER_PRINCIPAL_CEILING))
+    told = Introduction("flymq", "[2001:db8::1]:65535", "CN=" + "x" * 250, "n" * 255, roles, key="k" * 64)
+    assert len(msgspec.json.encode(told)) <= INTRODUCTION_BYTES_MAX
