@@ -8,7 +8,8 @@ depends on the topic, which may have lost the records long ago. Readers see the 
 Silver may lack batches that the query has finished: it did them while the file had no silver. Those are added after the replacement, each
 commit with its number, as the query would have: a stream of the table passes over the replacement, and reads them as new rows.
 
-The work is done in chunks, and a note of each is kept next to the checkpoints, so a rebuild that was killed continues where it was.
+The work is done in chunks, and a note of each is kept next to the checkpoints, so a rebuild that was killed continues where it was; but not
+once it has tried to commit, because files of chunks must not be committed twice.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ class Rebuild:
         self._bronze, self._silver, self._rejects = (
             _delta(open_table(pipeline, kind, topic, spark)) for kind in ("bronze", "silver", "rejects")
         )
+        self._begun = f"{self._notes}/begun.json"
+        """Says what the notes of chunks are good for; without it, nothing."""
         self._resumed = 0
         self._finished: int | None = None
         """The last batch that the query has finished."""
@@ -143,8 +146,13 @@ class Rebuild:
             _check_age(chunks)
             self._committed = self._final_files(chunks)
             columns = self._silver.columns_of(self._spark.createDataFrame([], silver_columns(self._plan)))
+            # Before the commit: whoever is killed after it must not leave notes of files that the table has.
+            begun = self._files.read(self._begun)
+            self._files.remove(self._begun)
             if self._silver.replace(handle, query, batch, self._committed, columns):
                 return batch, chunks, version
+            if begun is not None:
+                self._files.write(self._begun, begun)
             ask_to_wait(self._files, self._pipeline, self._topic)
         raise ConfigError(
             f"table {self._silver.path} was changed in each of {ATTEMPTS_MAX} attempts to replace its rows: run this again, with the "
@@ -197,8 +205,7 @@ class Rebuild:
 
     def _base(self, query: str) -> int:
         """The version of bronze to begin with: that of an earlier attempt, if its work can be used."""
-        note = f"{self._notes}/begun.json"
-        found = self._files.read(note)
+        found = self._files.read(self._begun)
         begun = {} if found is None else json.loads(found)
         identity = self._identity(query)
         version = self._version_of_batch(query, self._batch_to_reach(self._silver.handle(), query))
@@ -206,7 +213,7 @@ class Rebuild:
         if young and begun["identity"] == identity and begun["version"] <= version:
             return int(begun["version"])
         self._files.remove(f"{self._notes}/chunks")
-        self._files.write(note, json.dumps({"identity": identity, "at_s": time.time(), "version": version}))
+        self._files.write(self._begun, json.dumps({"identity": identity, "at_s": time.time(), "version": version}))
         return version
 
     def _identity(self, query: str) -> str:
