@@ -172,3 +172,21 @@ def test_what_was_decoded_is_kept_when_the_commit_is_refused(kept: Kept, monkeyp
     again = kept.rebuilt()
     assert (again.chunks, again.resumed) == (1, 1)
     kept.check_whole(0)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+def test_rejects_that_are_ahead_of_silver_are_there_once(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(rebuild, "CHUNK_BYTES", chunk_bytes)
+    kept.batch(0)
+    for number in (1, 2):
+        kept.batch(number, silver=False)
+    fails_once(monkeypatch, "append", "silver")
+    with pytest.raises(OSError, match="no space left"):
+        kept.rebuilt()
+    assert kept.table("rejects").last_batch(QUERY) == (1 if chunk_bytes == 1 else 2)
+    kept.batch(3, silver=False)
+    done = kept.rebuilt()
+    assert (done.batch, done.rows, done.rejects) == (3, 4, 4)
+    kept.check_whole(3)
