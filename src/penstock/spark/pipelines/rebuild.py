@@ -8,7 +8,8 @@ depends on the topic, which may have lost the records long ago. Readers see the 
 Silver may lack batches that the query has finished: it did them while the file had no silver. Those are added after the replacement, each
 commit with its number, as the query would have: a stream of the table passes over the replacement, and reads them as new rows.
 
-The work is done in chunks, and a note of each is kept next to the checkpoints, so a rebuild that was killed continues where it was.
+The work is done in chunks, and a note of each is kept next to the checkpoints, so a rebuild that was killed continues where it was; but not
+once it has tried to commit, because files of chunks must not be committed twice.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -99,6 +101,8 @@ class Rebuild:
         self._bronze, self._silver, self._rejects = (
             _delta(open_table(pipeline, kind, topic, spark)) for kind in ("bronze", "silver", "rejects")
         )
+        self._begun = f"{self._notes}/begun.json"
+        """Says what the notes of chunks are good for; without it, nothing."""
         self._resumed = 0
         self._finished: int | None = None
         """The last batch that the query has finished."""
@@ -112,11 +116,11 @@ class Rebuild:
             # Read before silver is: a batch counts as finished when silver has it, so one that silver still lacks is missing.
             self._finished = finished_batch(self._files, self._checkpoint)
             batch, chunks, version = self._replace_silver(query)
-            self._replace_rejects(query, batch, chunks, version)
+            rejects_version = self._replace_rejects(query, batch, chunks, version)
             rejects, dropped = sum(chunk.rejected for chunk in chunks), sum(chunk.dropped for chunk in chunks)
             rows = sum(each.rows for each in self._committed)
             if self._finished is not None and self._finished > batch:
-                added = self._add_missing(query, version, self._finished)
+                added = self._add_missing(query, version, rejects_version, self._finished)
                 batch, rows = self._finished, self._silver.row_count()
                 rejects, dropped = rejects + added.rejects, dropped + added.dropped
             self._files.remove(self._notes)
@@ -143,8 +147,13 @@ class Rebuild:
             _check_age(chunks)
             self._committed = self._final_files(chunks)
             columns = self._silver.columns_of(self._spark.createDataFrame([], silver_columns(self._plan)))
+            # Before the commit: whoever is killed after it must not leave notes of files that the table has.
+            begun = self._files.read(self._begun)
+            self._files.remove(self._begun)
             if self._silver.replace(handle, query, batch, self._committed, columns):
                 return batch, chunks, version
+            if begun is not None:
+                self._files.write(self._begun, begun)
             ask_to_wait(self._files, self._pipeline, self._topic)
         raise ConfigError(
             f"table {self._silver.path} was changed in each of {ATTEMPTS_MAX} attempts to replace its rows: run this again, with the "
@@ -177,10 +186,16 @@ class Rebuild:
                 f"{self._silver.path}: remove that table, and the tables and checkpoints of gold that reads it, and run this again"
             ) from error
 
-    def _add_missing(self, query: str, version: int, finished: int) -> Counts:
-        """Add the batches after those of a version of bronze that the query has finished without this table. Returns what is not in it."""
+    def _add_missing(self, query: str, version: int, rejects_version: int, finished: int) -> Counts:
+        """Add the batches after those of a version of bronze that the query has finished without this table. Returns what is not in it.
+
+        The rejects may be ahead of silver, at a version of their own. Batches are not added together across it: of such a group they
+        would have some, and get all or none.
+        """
         counts = Counts()
-        for files, batch in finished_files(self._bronze.log, query, version, self._version_of_batch(query, finished)):
+        until = self._version_of_batch(query, finished)
+        cuts = pairwise(sorted({version, min(rejects_version, until), until}))
+        for files, batch in chain.from_iterable(finished_files(self._bronze.log, query, *cut) for cut in cuts):
             for table in (self._silver, self._rejects):
                 table.claim(query, batch, self._checkpoint, every_batch=False)
             rows = self._read_back(self._bronze, files, chosen_schema(RAW_COLUMNS))
@@ -197,8 +212,7 @@ class Rebuild:
 
     def _base(self, query: str) -> int:
         """The version of bronze to begin with: that of an earlier attempt, if its work can be used."""
-        note = f"{self._notes}/begun.json"
-        found = self._files.read(note)
+        found = self._files.read(self._begun)
         begun = {} if found is None else json.loads(found)
         identity = self._identity(query)
         version = self._version_of_batch(query, self._batch_to_reach(self._silver.handle(), query))
@@ -206,7 +220,7 @@ class Rebuild:
         if young and begun["identity"] == identity and begun["version"] <= version:
             return int(begun["version"])
         self._files.remove(f"{self._notes}/chunks")
-        self._files.write(note, json.dumps({"identity": identity, "at_s": time.time(), "version": version}))
+        self._files.write(self._begun, json.dumps({"identity": identity, "at_s": time.time(), "version": version}))
         return version
 
     def _identity(self, query: str) -> str:
@@ -225,8 +239,9 @@ class Rebuild:
 
     # -- rejects ----------------------------------------------------------------------------------------------------------
 
-    def _replace_rejects(self, query: str, batch: int, chunks: list[Chunk], version: int) -> None:
-        """By the rejects of the same batches. Of a batch that the query is busy with they may be there before its rows are."""
+    def _replace_rejects(self, query: str, batch: int, chunks: list[Chunk], version: int) -> int:
+        """By the rejects of the same batches, and of more if the table has more: of a batch that the query is busy with they may be there
+        before its rows are. Returns the version of bronze that they are of."""
         columns = self._rejects.columns_of(
             self._spark.createDataFrame([], chosen_schema(RAW_COLUMNS).add(REASON, "string"))
         )
@@ -241,9 +256,9 @@ class Rebuild:
                 continue
             files = [file for chunk in chunks for file in chunk.rejects]
             if handle is None and not files:
-                return
+                return version
             if self._rejects.replace(handle, query, reached, files, columns):
-                return
+                return version
         raise ConfigError(f"table {self._rejects.path} was changed in each of {ATTEMPTS_MAX} attempts: run this again")
 
     # -- chunks -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,192 @@
+"""Rebuilds of silver that lacks batches, are interrupted, or come after bronze was compacted and vacuumed. Real tables, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from bench.driver_rows import Rows
+from penstock.errors import ConfigError
+from penstock.spark.delta_source import FileTask, read_files
+from penstock.spark.pipelines import rebuild
+from penstock.spark.pipelines.decoding import RAW_COLUMNS, REASON
+from penstock.spark.pipelines.files import LocalFiles
+from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.opening import open_table
+from penstock.spark.pipelines.rebuild import Rebuild, Rebuilt
+from penstock.spark.pipelines.silver import Sorted, silver_columns
+from penstock.spark.pipelines.tables import delta
+from penstock.spark.pipelines.tables.data_files import DataFile, write_data_files
+from penstock.spark.pipelines.tables.delta import DeltaLakeTable
+from penstock.spark.pipelines.tables.delta_log import LOG, AddedFile
+from penstock.spark.pipelines.topic_stage import TOPICS
+from penstock.spark.schema import chosen_schema
+
+QUERY, TOPIC = "query-1", "orders"
+RAW = to_arrow_schema(chosen_schema(RAW_COLUMNS), timezone="UTC")
+REJECTED = to_arrow_schema(chosen_schema(RAW_COLUMNS).add(REASON, "string"), timezone="UTC")
+SILVER = to_arrow_schema(silver_columns(None), timezone="UTC")
+
+
+def records(values: Sequence[str]) -> pa.Table:
+    same = {"topic": TOPIC, "partition": 0, "offset": 0, "timestamp": datetime(2030, 1, 1, tzinfo=UTC)}
+    return pa.Table.from_pylist([{"value": value.encode(), **same} for value in values], RAW)
+
+
+def frame(rows: pa.Table) -> Any:
+    return Rows(rows)
+
+
+@contextmanager
+def judged(rows: Any, plan: None, rules: Any) -> Iterator[Sorted]:
+    """A record fits unless it begins with "bad"."""
+    found = rows.toArrow()
+    bad = [value.startswith(b"bad") for value in found["value"].to_pylist()]
+    rejected = found.filter(pa.array(bad, pa.bool_()))
+    fitting = found.filter(pa.array([not each for each in bad], pa.bool_())).select(SILVER.names)
+    with_reason = rejected.append_column(REASON, pa.repeat("bad", len(rejected))).cast(REJECTED)
+    yield Sorted(frame(fitting), frame(with_reason) if len(rejected) else None, None, len(rejected))
+
+
+class Kept:
+    """The tables of a pipeline, written as its query writes them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.pipeline = Pipeline.model_validate(
+            {"name": "p", "topics": [TOPIC], "directory": str(directory), "bronze": {}, "silver": {}}
+        )
+        self.checkpoint = Path(self.pipeline.checkpoint(TOPICS, TOPIC))
+        (self.checkpoint / "commits").mkdir(parents=True)
+        (self.checkpoint / "metadata").write_text(json.dumps({"id": QUERY}))
+
+    def table(self, kind: str) -> DeltaLakeTable:
+        table = open_table(self.pipeline, kind, TOPIC)
+        assert isinstance(table, DeltaLakeTable)
+        table.claim(QUERY, 0, str(self.checkpoint))
+        return table
+
+    def batch(self, number: int, *, silver: bool = True, finished: bool = True) -> None:
+        rows = frame(records([f"good{number}", f"bad{number}"]))
+        self.table("bronze").append(rows, number, small=True)
+        if silver:
+            with judged(rows, None, None) as found:
+                assert found.rejected is not None
+                self.table("rejects").append(found.rejected, number, small=True)
+                self.table("silver").append(found.fitting, number, small=True)
+        if finished:
+            (self.checkpoint / "commits" / str(number)).touch()
+
+    def compact_and_vacuum(self, kind: str) -> None:
+        table = self.table(kind)
+        table.compact(1 << 20)
+        DeltaTable(table.path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+
+    def rebuilt(self) -> Rebuilt:
+        spark: Any = SimpleNamespace(
+            createDataFrame=lambda rows, columns: Rows(to_arrow_schema(columns, timezone="UTC").empty_table())
+        )
+        return Rebuild(spark, self.pipeline, LocalFiles(), TOPIC, None)()
+
+    def values(self, kind: str) -> list[str]:
+        return sorted(value.decode() for value in self.table(kind).batches().read_all()["value"].to_pylist())
+
+    def check_whole(self, last: int) -> None:
+        """Every record up to a batch is there once, and no commit adds what it removes."""
+        assert self.values("silver") == [f"good{number}" for number in range(last + 1)]
+        assert self.values("rejects") == [f"bad{number}" for number in range(last + 1)]
+        for kind in ("silver", "rejects"):
+            table = self.table(kind)
+            assert table.last_batch(QUERY) == last
+            for commit in Path(table.path, LOG).glob("*.json"):
+                actions = [json.loads(line) for line in commit.read_text().splitlines()]
+                added, removed = ({each[of]["path"] for each in actions if of in each} for of in ("add", "remove"))
+                assert not added & removed
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    def read_back(self: Rebuild, table: DeltaLakeTable, files: Sequence[AddedFile | DataFile], columns: Any) -> Rows:
+        schema = to_arrow_schema(columns, timezone="UTC")
+        paths = [file.name if isinstance(file, DataFile) else file.path for file in files]
+        task = FileTask(tuple(AddedFile(path, 0, {}) for path in paths))
+        return Rows(pa.Table.from_batches(read_files(table.log, task, schema), schema))
+
+    def written(rows: Any, store: Any, *, small: bool, partition_by: Sequence[str] = ()) -> list[DataFile]:
+        return write_data_files(rows, store, small=True, partition_by=partition_by)
+
+    monkeypatch.setattr(Rebuild, "_read_back", read_back)
+    monkeypatch.setattr(rebuild, "sorted_records", judged)
+    monkeypatch.setattr(delta, "write_data_files", written)
+    return Kept(tmp_path / "lake")
+
+
+def fails_once(monkeypatch: pytest.MonkeyPatch, method: str, kind: str, *, done: bool = False) -> None:
+    """Let a call for a table fail, before it has done its work or after."""
+    original = getattr(DeltaLakeTable, method)
+
+    def failing(self: DeltaLakeTable, *arguments: Any, **options: Any) -> Any:
+        if f"/{kind}/" not in self.path:
+            return original(self, *arguments, **options)
+        monkeypatch.setattr(DeltaLakeTable, method, original)
+        if done:
+            original(self, *arguments, **options)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(DeltaLakeTable, method, failing)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize(("method", "kind", "done"), [("replace", "silver", True), ("replace", "rejects", False)])
+def test_what_is_in_silver_is_not_committed_again_by_the_next_attempt(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, method: str, kind: str, done: bool, compacted: bool
+) -> None:
+    for number in range(3):
+        kept.batch(number)
+    fails_once(monkeypatch, method, kind, done=done)
+    with pytest.raises(OSError, match="no space left"):
+        kept.rebuilt()
+    kept.batch(3)
+    if compacted:
+        kept.compact_and_vacuum("silver")
+    again = kept.rebuilt()
+    assert (again.rows, again.resumed) == (4, 0)
+    kept.check_whole(3)
+
+
+def test_what_was_decoded_is_kept_when_the_commit_is_refused(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.batch(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaLakeTable, "replace", lambda *arguments: False)
+        with pytest.raises(ConfigError, match="what was decoded is kept"):
+            kept.rebuilt()
+    again = kept.rebuilt()
+    assert (again.chunks, again.resumed) == (1, 1)
+    kept.check_whole(0)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+def test_rejects_that_are_ahead_of_silver_are_there_once(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(rebuild, "CHUNK_BYTES", chunk_bytes)
+    kept.batch(0)
+    for number in (1, 2):
+        kept.batch(number, silver=False)
+    fails_once(monkeypatch, "append", "silver")
+    with pytest.raises(OSError, match="no space left"):
+        kept.rebuilt()
+    assert kept.table("rejects").last_batch(QUERY) == (1 if chunk_bytes == 1 else 2)
+    kept.batch(3, silver=False)
+    done = kept.rebuilt()
+    assert (done.batch, done.rows, done.rejects) == (3, 4, 4)
+    kept.check_whole(3)
