@@ -102,6 +102,23 @@ def test_the_version_that_is_named_gives_the_columns_and_reads_unmarked_records(
     assert (latest.version.number, latest.unmarked_version) == (2, None)
 
 
+def test_avro_without_a_mark_may_be_of_a_version_that_was_deleted_since(client: FlyMQClient, tmp_path: Path) -> None:
+    client.schemas.register("orders", FIRST, "avro")
+    pin = str(tmp_path / "pin.json")
+    plans = Plans(client, "orders", parse_reference("orders"), FILES, pin)
+    assert plans.newest().unmarked_version == 1
+    client.schemas.register("orders", SECOND, "avro")
+    client.schemas.delete("orders", 2)
+    plan = plans.newest()
+    assert (plan.version.number, plan.others, plan.unmarked_version) == (1, (), None)
+    plans.pin(plan)
+    pinned = Plans(client, "orders", parse_reference("orders"), FILES, pin).pinned()
+    assert pinned is not None
+    assert pinned.unmarked_version is None
+    named = Plans(client, "orders", parse_reference("orders:1"), FILES, pin).newest()
+    assert named.unmarked_version == 1, "whoever names a version says which one wrote them"
+
+
 def test_a_version_of_another_kind_is_no_part_of_a_plan(client: FlyMQClient, tmp_path: Path) -> None:
     client.schemas.register("orders", "{}", compatibility="none")
     client.schemas.register("orders", FIRST, "avro")

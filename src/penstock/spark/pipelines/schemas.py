@@ -12,7 +12,7 @@ import base64
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from penstock.broker.schemas.marks import Framing
 from penstock.broker.schemas.reference import (
@@ -66,6 +66,14 @@ def _not_there(topic: str, reference: Reference) -> SchemaNotFound:
     )
 
 
+class Registered(NamedTuple):
+    """The versions of a schema at one moment, by number, with their kinds."""
+
+    versions: Mapping[int, tuple[SchemaType, Version]]
+    had_others: bool
+    """Whether there was a version that has been deleted, or the broker does not tell."""
+
+
 class Versions:
     """The versions of a schema, as far as they are known: each is asked for and compiled once."""
 
@@ -74,14 +82,24 @@ class Versions:
         self._name = name
         self._made: dict[int, tuple[SchemaType, Version]] = {}
 
-    def now(self) -> dict[int, tuple[SchemaType, Version]]:
-        """Every version that there is now, by its number, with its kind."""
+    def now(self) -> Registered:
+        """Return every version that is not deleted."""
         numbers = [each.version for each in self._client.schemas.list(self._name)]
         for number in numbers:
             if number not in self._made:
                 with suppress(SchemaNotFound):  # deleted since
                     self._made[number] = self._get(number)
-        return {number: self._made[number] for number in numbers if number in self._made}
+        versions = {number: self._made[number] for number in numbers if number in self._made}
+        return Registered(versions, self._had_others(versions))
+
+    def _had_others(self, versions: Mapping[int, tuple[SchemaType, Version]]) -> bool:
+        """Ask each time: a version may have been registered and deleted since."""
+        if not versions:
+            return True
+        try:
+            return self._client.schemas.get(self._name, max(versions)).last_version != len(versions)
+        except SchemaNotFound:  # deleted since
+            return True
 
     def _get(self, number: int) -> tuple[SchemaType, Version]:
         info = self._client.schemas.get(self._name, number)
@@ -101,7 +119,7 @@ def check_unmarked(unmarked: str) -> None:
 
 
 def plan_of(
-    versions: Mapping[int, tuple[SchemaType, Version]],
+    registered: Registered,
     reference: Reference,
     unmarked: str = "auto",
     framing: Framing | Literal["auto"] = "auto",
@@ -109,21 +127,28 @@ def plan_of(
     """The plan for a schema with these versions, None if it has not the one that is named. A version of another kind is no part of it.
 
     `unmarked` is one of `Unmarked`, or names a version. With "auto", unmarked records are read by the version that the reference names, if
-    it names one. Raises InvalidRequest, SchemaNotFound.
+    it names one, and unmarked Avro is rejected if a version that has been deleted may have written it. Raises InvalidRequest,
+    SchemaNotFound.
     """
+    versions = registered.versions
     number = reference.version or max(versions, default=LATEST)
     if number not in versions:
         return None
     kind, made = versions[number]
     others = [each for other, (of_kind, each) in sorted(versions.items()) if other != number and of_kind == kind]
     plan = Plan(reference.name, kind, reference.message, made, tuple(others), framing=framing)
-    return plan._replace(unmarked=_unmarked_of(plan, unmarked, is_pinned=reference.version != LATEST))
+    return plan._replace(unmarked=_unmarked_of(plan, unmarked, reference, registered))
 
 
-def _unmarked_of(plan: Plan, unmarked: str, *, is_pinned: bool) -> Unmarked | int:
-    for choice in get_args(Unmarked):
+def _unmarked_of(plan: Plan, unmarked: str, reference: Reference, registered: Registered) -> Unmarked | int:
+    if unmarked == "auto":
+        if reference.version != LATEST:
+            return "read"
+        return "reject" if plan.kind == "avro" and registered.had_others else "auto"
+    choices: tuple[Unmarked, ...] = get_args(Unmarked)
+    for choice in choices:
         if choice == unmarked:
-            return "read" if choice == "auto" and is_pinned else choice
+            return choice
     number = _unmarked_number(unmarked, plan.name)
     if number not in (plan.version.number, *(each.number for each in plan.others)):
         raise _no_such_version(unmarked, plan.name)
