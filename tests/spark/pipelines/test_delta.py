@@ -442,6 +442,18 @@ def test_readers_see_each_batch_of_changes_at_once(path: str, partition_by: list
     assert versions == states
 
 
+@pytest.mark.parametrize("deleted", [keys(), keys(1)])
+def test_a_row_that_is_replaced_keeps_nothing_of_columns_that_the_batch_lacks(path: str, deleted: pa.Array) -> None:
+    nested = pa.struct([("tags", pa.map_(pa.string(), pa.list_(pa.decimal128(9, 2))))])
+    full = {"Account No": [1, 2], "owner": ["a", "b"], "key": [b"1", b"2"]}
+    more = pa.array([{"tags": [("a", [Decimal("0.01")])]}] * 2, nested)
+    table = claimed(path)
+    table.merge(rows_of(**full, more=more), keys(), ["Account No"], 0)
+    table.merge(rows_of(**{"Account No": [1, 3], "key": [b"1", b"3"]}), deleted, ["Account No"], 1)
+    rows = {row["Account No"]: (row["owner"], row["more"]) for row in DeltaTable(path).to_pyarrow_table().to_pylist()}
+    assert rows == {1: (None, None), 2: ("b", more[1].as_py()), 3: (None, None)}
+
+
 def test_every_row_is_replaced_only_if_nothing_was_committed_meanwhile(path: str) -> None:
     for batch in range(3):
         append(path, batch)

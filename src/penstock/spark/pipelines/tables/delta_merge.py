@@ -17,12 +17,14 @@ DELETED: Final = "__penstock_deleted"
 def merge_rows(delta: Any, rows: pa.Table, deleted: pa.Array, key: Sequence[str], query: str, batch_id: int) -> None:
     """Replace the rows of the same key, add the others, and delete those of records with the keys in `deleted`: one commit, as a batch.
 
-    A row that is replaced is not deleted: the batch has written it again.
+    A row that is replaced is not deleted: the batch has written it again. It keeps nothing of what it was: columns that the batch lacks
+    become null.
     """
     import pyarrow as pa
     from deltalake.transaction import CommitProperties, Transaction
 
     properties = CommitProperties(app_transactions=[Transaction(query, batch_id)])
+    rows = _with_columns_of(delta, rows)
     gone = _keys_of_records(delta, deleted, rows.select(list(key)))
     if not rows.num_rows and not gone.num_rows:
         # A merge of nothing makes no commit, and the batch has to be on record.
@@ -54,6 +56,17 @@ def merge_rows(delta: Any, rows: pa.Table, deleted: pa.Array, key: Sequence[str]
         .when_not_matched_insert(every, f"NOT {is_deleted}")
         .execute()
     )
+
+
+def _with_columns_of(delta: Any, rows: pa.Table) -> pa.Table:
+    """The rows with every column of the table, of nulls where they have none."""
+    import pyarrow as pa
+
+    names = {name.lower() for name in rows.schema.names}
+    for field in pa.schema(delta.schema().to_arrow()):
+        if field.name.lower() not in names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    return rows
 
 
 def _keys_of_records(delta: Any, deleted: pa.Array, replaced: pa.Table) -> pa.Table:
