@@ -454,6 +454,24 @@ def test_a_row_that_is_replaced_keeps_nothing_of_columns_that_the_batch_lacks(pa
     assert rows == {1: (None, None), 2: ("b", more[1].as_py()), 3: (None, None)}
 
 
+@pytest.mark.parametrize("key", ["id", "key"])
+def test_a_tombstone_deletes_the_rows_of_its_own_record_alone(path: str, key: str) -> None:
+    def rows(*rows: tuple[int | None, bytes]) -> Any:
+        ids, record_keys = zip(*rows, strict=True) if rows else ((), ())
+        return rows_of(id=pa.array(ids, pa.int64()), key=pa.array(record_keys, pa.binary()))
+
+    def left() -> list[tuple[int | None, bytes]]:
+        return [(row["id"], row["key"]) for row in DeltaTable(path).to_pyarrow_table().to_pylist()]
+
+    table = claimed(path)
+    # As of before the table had a key: none for some, and the same one for several records.
+    table.append(rows((None, b"1"), (None, b"2"), (7, b"1"), (7, b"3"), (8, b"4")), 0, small=True)
+    table.merge(rows(), keys(1), [key], 1)
+    assert set(left()) == {(None, b"2"), (7, b"3"), (8, b"4")}
+    table.merge(rows((8, b"4")), keys(2, 4), [key], 2)
+    assert set(left()) == {(7, b"3"), (8, b"4")}
+
+
 def test_every_row_is_replaced_only_if_nothing_was_committed_meanwhile(path: str) -> None:
     for batch in range(3):
         append(path, batch)
