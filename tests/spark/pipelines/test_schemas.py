@@ -167,9 +167,17 @@ def test_a_version_that_cannot_have_written_unmarked_records_is_refused(
     reference = parse_reference("orders")
     with pytest.raises((InvalidRequest, SchemaNotFound), match=reason):
         Plans(client, "orders", reference, FILES, "nowhere", unmarked).newest()
-    if unmarked != "orders:1":
-        with pytest.raises((InvalidRequest, SchemaNotFound), match=reason):
-            check_versions(client, "orders", reference, unmarked)
+    with pytest.raises((InvalidRequest, SchemaNotFound), match=reason):
+        check_versions(client, "orders", reference, unmarked)
+
+
+def test_a_version_without_the_message_cannot_have_written_unmarked_records(client: FlyMQClient) -> None:
+    first = 'syntax = "proto3"; message A { int32 x = 1; }'
+    for definition in (first, f"{first} message B {{ int32 y = 1; }}"):
+        client.schemas.register("orders", definition, "protobuf")
+    check_versions(client, "orders", parse_reference("orders:2:A"), "orders:1")
+    with pytest.raises(InvalidRequest, match=r"unmarked is orders:1: .*B.*; name a version that has the message"):
+        check_versions(client, "orders", parse_reference("orders:2:B"), "orders:1")
 
 
 def test_what_to_do_with_unmarked_records_is_a_choice_or_names_a_version() -> None:

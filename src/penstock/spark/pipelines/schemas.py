@@ -25,7 +25,7 @@ from penstock.broker.schemas.reference import (
 )
 from penstock.errors import ConfigError, InvalidRequest, SchemaNotFound
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.pipelines.decoding import Plan, Unmarked, Version, version
+from penstock.spark.pipelines.decoding import Plan, Unmarked, Version, loaded_protobuf, version
 from penstock.spark.pipelines.files import Files
 
 SCHEMA_SETTING: Final = "schema"
@@ -47,16 +47,8 @@ def schema_of(client: FlyMQClient, topic: str, given: Mapping[str, str]) -> Refe
 
 def check_versions(client: FlyMQClient, topic: str, reference: Reference, unmarked: str) -> None:
     """Raises SchemaNotFound if a topic's schema is not there, or the version that wrote its unmarked records; and InvalidRequest."""
-    try:
-        client.schemas.get(reference.name, reference.version or None)
-    except SchemaNotFound:
-        raise _not_there(topic, reference) from None
-    if unmarked not in get_args(Unmarked):
-        number = _unmarked_number(unmarked, reference.name)
-        try:
-            client.schemas.get(reference.name, number)
-        except SchemaNotFound:
-            raise _no_such_version(unmarked, reference.name) from None
+    if plan_of(Versions(client, reference.name).now(), reference, unmarked) is None:
+        raise _not_there(topic, reference)
 
 
 def _not_there(topic: str, reference: Reference) -> SchemaNotFound:
@@ -149,26 +141,24 @@ def _unmarked_of(plan: Plan, unmarked: str, reference: Reference, registered: Re
     for choice in choices:
         if choice == unmarked:
             return choice
-    number = _unmarked_number(unmarked, plan.name)
-    if number not in (plan.version.number, *(each.number for each in plan.others)):
-        raise _no_such_version(unmarked, plan.name)
-    return number
-
-
-def _unmarked_number(unmarked: str, name: str) -> int:
     named = parse_named_version(unmarked)
-    if named.name != name:
+    if named.name != plan.name:
         raise InvalidRequest(
-            f"unmarked is {unmarked}, and the schema is {name}: name a version of that (in a pipeline, [silver.topics.TOPIC] has settings "
-            "for one topic)"
+            f"unmarked is {unmarked}, and the schema is {plan.name}: name a version of that (in a pipeline, [silver.topics.TOPIC] has "
+            "settings for one topic)"
         )
-    return named.version
-
-
-def _no_such_version(unmarked: str, name: str) -> SchemaNotFound:
-    return SchemaNotFound(
-        f"unmarked is {unmarked}, which is not there or not of the type of the latest version: see penstock schema list {name}"
-    )
+    written = next((each for each in (plan.version, *plan.others) if each.number == named.version), None)
+    if written is None:
+        raise SchemaNotFound(
+            f"unmarked is {unmarked}, which is not there or not of the type of the latest version: see penstock schema list {plan.name}"
+        )
+    if plan.kind == "protobuf":
+        message = loaded_protobuf(plan.version).message_class(plan.message).DESCRIPTOR.full_name
+        try:
+            loaded_protobuf(written).message_class(message)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"unmarked is {unmarked}: {error}; name a version that has the message") from None
+    return written.number
 
 
 class Plans:
