@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +20,8 @@ from deltalake.exceptions import CommitFailedError
 
 from bench.driver_rows import Rows
 from penstock.errors import ConfigError, InvalidRequest
+from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.opening import open_table
 from penstock.spark.pipelines.tables import delta as module
 from penstock.spark.pipelines.tables.data_files import write_data_files
 from penstock.spark.pipelines.tables.delta import KEPT_IN_LOG, DeltaLakeTable
@@ -313,6 +317,44 @@ def test_replaced_files_are_in_the_log_for_as_long_as_they_are_kept(path: str) -
     assert DeltaTable(other).version() == 0, "a week is the library's default"
     DeltaLakeTable(None, other).vacuum(8 * DAY_S)
     assert DeltaTable(other).metadata().configuration[KEPT_IN_LOG] == "interval 192 hours"
+
+
+@pytest.mark.parametrize(("given", "hours"), [({}, 24), ({"keep_ms": "24h"}, 24), ({"keep_ms": "10081m"}, 169)])
+def test_a_table_names_replaced_files_from_the_first_for_as_long_as_the_pipeline_keeps_them(
+    tmp_path: Path, given: dict[str, str], hours: int
+) -> None:
+    values = {"name": "p", "topics": ["orders"], "directory": str(tmp_path), "bronze": {}, **given}
+    table = open_table(Pipeline.model_validate(values), "bronze", "orders")
+    table.claim("query-1", 0, "checkpoint")
+    table.append(ids_from(0), 0, small=True)
+    assert DeltaTable(table.path).metadata().configuration[KEPT_IN_LOG] == f"interval {hours} hours"
+
+
+def test_what_the_log_has_forgotten_is_kept_when_replaced_files_are_to_be_kept_longer(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.time()
+    append(path, 0)
+    append(path, 1)
+    replaced = data_files(path)
+    claimed(path).compact(MiB)
+    failed = "part-failed.parquet"
+    Path(path, failed).write_bytes(b"rows")
+    for file in (*replaced, failed):
+        os.utime(Path(path, file), (now_s - 9 * DAY_S, now_s - 9 * DAY_S))
+    compaction = Path(path, LOG, f"{DeltaTable(path).version():020d}.json")
+    actions = [json.loads(line) for line in compaction.read_text().splitlines()]
+    for action in actions:
+        if "remove" in action:
+            action["remove"]["deletionTimestamp"] = int((now_s - 2 * DAY_S) * 1000)
+    compaction.write_text("\n".join(json.dumps(action) for action in actions))
+    DeltaTable(path).create_checkpoint()
+    for _ in range(2):
+        assert DeltaLakeTable(None, path).vacuum(7 * DAY_S) == 0
+    assert {*replaced, failed} < data_files(path)
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now_s + 6 * DAY_S + 60))
+    assert DeltaLakeTable(None, path).vacuum(7 * DAY_S) == 3, "by now all that was replaced within a week is in the log"
+    assert ids(path) == list(range(20))
 
 
 @pytest.mark.parametrize("keep_s", [0, 60, DAY_S - 1])
