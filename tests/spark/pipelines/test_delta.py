@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +20,8 @@ from deltalake.exceptions import CommitFailedError
 
 from bench.driver_rows import Rows
 from penstock.errors import ConfigError, InvalidRequest
+from penstock.spark.pipelines.model import Pipeline
+from penstock.spark.pipelines.opening import open_table
 from penstock.spark.pipelines.tables import delta as module
 from penstock.spark.pipelines.tables.data_files import write_data_files
 from penstock.spark.pipelines.tables.delta import KEPT_IN_LOG, DeltaLakeTable
@@ -315,6 +319,44 @@ def test_replaced_files_are_in_the_log_for_as_long_as_they_are_kept(path: str) -
     assert DeltaTable(other).metadata().configuration[KEPT_IN_LOG] == "interval 192 hours"
 
 
+@pytest.mark.parametrize(("given", "hours"), [({}, 24), ({"keep_ms": "24h"}, 24), ({"keep_ms": "10081m"}, 169)])
+def test_a_table_names_replaced_files_from_the_first_for_as_long_as_the_pipeline_keeps_them(
+    tmp_path: Path, given: dict[str, str], hours: int
+) -> None:
+    values = {"name": "p", "topics": ["orders"], "directory": str(tmp_path), "bronze": {}, **given}
+    table = open_table(Pipeline.model_validate(values), "bronze", "orders")
+    table.claim("query-1", 0, "checkpoint")
+    table.append(ids_from(0), 0, small=True)
+    assert DeltaTable(table.path).metadata().configuration[KEPT_IN_LOG] == f"interval {hours} hours"
+
+
+def test_what_the_log_has_forgotten_is_kept_when_replaced_files_are_to_be_kept_longer(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.time()
+    append(path, 0)
+    append(path, 1)
+    replaced = data_files(path)
+    claimed(path).compact(MiB)
+    failed = "part-failed.parquet"
+    Path(path, failed).write_bytes(b"rows")
+    for file in (*replaced, failed):
+        os.utime(Path(path, file), (now_s - 9 * DAY_S, now_s - 9 * DAY_S))
+    compaction = Path(path, LOG, f"{DeltaTable(path).version():020d}.json")
+    actions = [json.loads(line) for line in compaction.read_text().splitlines()]
+    for action in actions:
+        if "remove" in action:
+            action["remove"]["deletionTimestamp"] = int((now_s - 2 * DAY_S) * 1000)
+    compaction.write_text("\n".join(json.dumps(action) for action in actions))
+    DeltaTable(path).create_checkpoint()
+    for _ in range(2):
+        assert DeltaLakeTable(None, path).vacuum(7 * DAY_S) == 0
+    assert {*replaced, failed} < data_files(path)
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now_s + 6 * DAY_S + 60))
+    assert DeltaLakeTable(None, path).vacuum(7 * DAY_S) == 3, "by now all that was replaced within a week is in the log"
+    assert ids(path) == list(range(20))
+
+
 @pytest.mark.parametrize("keep_s", [0, 60, DAY_S - 1])
 def test_vacuum_with_less_than_a_day_is_refused(path: str, keep_s: float) -> None:
     append(path, 0)
@@ -440,6 +482,36 @@ def test_readers_see_each_batch_of_changes_at_once(path: str, partition_by: list
     assert states[-1] == {1: "A", 3: "C"}
     versions = [found(DeltaTable(path, version=version)) for version in range(DeltaTable(path).version() + 1)]
     assert versions == states
+
+
+@pytest.mark.parametrize("deleted", [keys(), keys(1)])
+def test_a_row_that_is_replaced_keeps_nothing_of_columns_that_the_batch_lacks(path: str, deleted: pa.Array) -> None:
+    nested = pa.struct([("tags", pa.map_(pa.string(), pa.list_(pa.decimal128(9, 2))))])
+    full = {"Account No": [1, 2], "owner": ["a", "b"], "key": [b"1", b"2"]}
+    more = pa.array([{"tags": [("a", [Decimal("0.01")])]}] * 2, nested)
+    table = claimed(path)
+    table.merge(rows_of(**full, more=more), keys(), ["Account No"], 0)
+    table.merge(rows_of(**{"Account No": [1, 3], "key": [b"1", b"3"]}), deleted, ["Account No"], 1)
+    rows = {row["Account No"]: (row["owner"], row["more"]) for row in DeltaTable(path).to_pyarrow_table().to_pylist()}
+    assert rows == {1: (None, None), 2: ("b", more[1].as_py()), 3: (None, None)}
+
+
+@pytest.mark.parametrize("key", ["id", "key"])
+def test_a_tombstone_deletes_the_rows_of_its_own_record_alone(path: str, key: str) -> None:
+    def rows(*rows: tuple[int | None, bytes]) -> Any:
+        ids, record_keys = zip(*rows, strict=True) if rows else ((), ())
+        return rows_of(id=pa.array(ids, pa.int64()), key=pa.array(record_keys, pa.binary()))
+
+    def left() -> list[tuple[int | None, bytes]]:
+        return [(row["id"], row["key"]) for row in DeltaTable(path).to_pyarrow_table().to_pylist()]
+
+    table = claimed(path)
+    # As of before the table had a key: none for some, and the same one for several records.
+    table.append(rows((None, b"1"), (None, b"2"), (7, b"1"), (7, b"3"), (8, b"4")), 0, small=True)
+    table.merge(rows(), keys(1), [key], 1)
+    assert set(left()) == {(None, b"2"), (7, b"3"), (8, b"4")}
+    table.merge(rows((8, b"4")), keys(2, 4), [key], 2)
+    assert set(left()) == {(7, b"3"), (8, b"4")}
 
 
 def test_every_row_is_replaced_only_if_nothing_was_committed_meanwhile(path: str) -> None:

@@ -213,6 +213,17 @@ def test_files_of_tls_are_beside_the_file(tmp_path: Path) -> None:
     assert (pipeline.connection.ca, pipeline.connection.key) == (f"{tmp_path.resolve()}/tls/ca.pem", "/etc/key.pem")
 
 
+def test_links_to_files_of_tls_are_kept(tmp_path: Path) -> None:
+    mounted = tmp_path / "..1"
+    mounted.mkdir()
+    write(mounted, SMALL + '[connection]\nca = "ca.pem"\n').rename(mounted / "p.toml")
+    (tmp_path / "..data").symlink_to(mounted.name)
+    (tmp_path / "p.toml").symlink_to("..data/p.toml")
+    (tmp_path / "ca.pem").symlink_to("..data/ca.pem")
+    pipeline = load_pipeline(tmp_path / "p.toml")
+    assert pipeline.connection.ca == str(tmp_path / "ca.pem"), "as a secret of Kubernetes is mounted, and renewed"
+
+
 def test_names_of_topics_are_one_level_of_a_path() -> None:
     assert [path_name(name) for name in ("orders", "shop/orders", "_x", ".x", "ä")] == [
         "orders",

@@ -102,6 +102,23 @@ def test_the_version_that_is_named_gives_the_columns_and_reads_unmarked_records(
     assert (latest.version.number, latest.unmarked_version) == (2, None)
 
 
+def test_avro_without_a_mark_may_be_of_a_version_that_was_deleted_since(client: FlyMQClient, tmp_path: Path) -> None:
+    client.schemas.register("orders", FIRST, "avro")
+    pin = str(tmp_path / "pin.json")
+    plans = Plans(client, "orders", parse_reference("orders"), FILES, pin)
+    assert plans.newest().unmarked_version == 1
+    client.schemas.register("orders", SECOND, "avro")
+    client.schemas.delete("orders", 2)
+    plan = plans.newest()
+    assert (plan.version.number, plan.others, plan.unmarked_version) == (1, (), None)
+    plans.pin(plan)
+    pinned = Plans(client, "orders", parse_reference("orders"), FILES, pin).pinned()
+    assert pinned is not None
+    assert pinned.unmarked_version is None
+    named = Plans(client, "orders", parse_reference("orders:1"), FILES, pin).newest()
+    assert named.unmarked_version == 1, "whoever names a version says which one wrote them"
+
+
 def test_a_version_of_another_kind_is_no_part_of_a_plan(client: FlyMQClient, tmp_path: Path) -> None:
     client.schemas.register("orders", "{}", compatibility="none")
     client.schemas.register("orders", FIRST, "avro")
@@ -150,9 +167,17 @@ def test_a_version_that_cannot_have_written_unmarked_records_is_refused(
     reference = parse_reference("orders")
     with pytest.raises((InvalidRequest, SchemaNotFound), match=reason):
         Plans(client, "orders", reference, FILES, "nowhere", unmarked).newest()
-    if unmarked != "orders:1":
-        with pytest.raises((InvalidRequest, SchemaNotFound), match=reason):
-            check_versions(client, "orders", reference, unmarked)
+    with pytest.raises((InvalidRequest, SchemaNotFound), match=reason):
+        check_versions(client, "orders", reference, unmarked)
+
+
+def test_a_version_without_the_message_cannot_have_written_unmarked_records(client: FlyMQClient) -> None:
+    first = 'syntax = "proto3"; message A { int32 x = 1; }'
+    for definition in (first, f"{first} message B {{ int32 y = 1; }}"):
+        client.schemas.register("orders", definition, "protobuf")
+    check_versions(client, "orders", parse_reference("orders:2:A"), "orders:1")
+    with pytest.raises(InvalidRequest, match=r"unmarked is orders:1: .*B.*; name a version that has the message"):
+        check_versions(client, "orders", parse_reference("orders:2:B"), "orders:1")
 
 
 def test_what_to_do_with_unmarked_records_is_a_choice_or_names_a_version() -> None:

@@ -79,6 +79,8 @@ class SchemaVersion:
     given: str = ""
     """As it was sent; `definition` has what it refers to in it."""
     links: tuple[Link, ...] = ()
+    last_version: int = 0
+    """The highest number that any version of the name was given, deleted ones included. Numbers are never given again."""
 
     @property
     def id(self) -> str:
@@ -573,4 +575,5 @@ def _shown(name: str, number: int, version: Version, head: Head) -> SchemaVersio
         version.deleted,
         version.given or version.text,
         version.links,
+        head.last_version,
     )

@@ -27,13 +27,16 @@ class BrokerAddress(NamedTuple):
 
 
 def broker_address(url: str) -> BrokerAddress:
-    """Take an address apart; host:port alone is FlyMQ's. Files are taken from the working directory. Raises InvalidRequest."""
+    """Take an address apart; host:port alone is FlyMQ's. Files are relative to the working directory, links are kept.
+
+    Raises InvalidRequest.
+    """
     address = parse_url(url if "://" in url else f"flymq://{url}", port=PORT, options=OPTIONS)
     if address.scheme not in SCHEMES:
         raise InvalidRequest(
             f"{address} is not the address of a FlyMQ listener: write host:port, flymq://host:port, or flymqs:// for TLS"
         )
-    said: dict[str, str | bool] = {name: str(Path(file).resolve()) for name, file in address.tls_files.items()}
+    said: dict[str, str | bool] = {name: str(Path(file).absolute()) for name, file in address.tls_files.items()}
     if address.user is not None:
         said["user"] = address.user
     if address.is_secure or address.tls_files:

@@ -390,10 +390,19 @@ def parse_pipeline(data: bytes, file: Path) -> Pipeline:
     paths = {name: _absolute(value, file) for name, value in found.items() if value is not None and not is_url(value)}
     given = pipeline.connection
     tls_files = {name: getattr(given, name) for name in ("ca", "cert", "key")}
-    tls_paths = {name: _absolute(value, file) for name, value in tls_files.items() if value is not None}
+    tls_paths = {name: _tls_path(value, file) for name, value in tls_files.items() if value is not None}
     return pipeline.model_copy(update={**paths, "connection": given.model_copy(update=tls_paths)})
 
 
 def _absolute(path: str, file: Path) -> str:
     """Return a path that Python reads as well as Spark."""
-    return str((file.resolve().parent / Path(path.removeprefix("file://")).expanduser()).resolve())
+    return str((file.resolve().parent / _local(path)).resolve())
+
+
+def _tls_path(path: str, file: Path) -> str:
+    """Return an absolute path that keeps links: a mounted secret of Kubernetes is renewed by pointing its link at another directory."""
+    return str(file.absolute().parent / _local(path))
+
+
+def _local(path: str) -> Path:
+    return Path(path.removeprefix("file://")).expanduser()

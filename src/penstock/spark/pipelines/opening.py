@@ -24,7 +24,8 @@ def open_table(pipeline: Pipeline, stage: str, name: str, spark: SparkSession | 
     path = pipeline.table(stage, name)
     table: Table
     if pipeline.format == "delta":
-        table = DeltaLakeTable(spark, path, pipeline.storage, pipeline.partition_by(stage, name))
+        partition_by = pipeline.partition_by(stage, name)
+        table = DeltaLakeTable(spark, path, pipeline.storage, partition_by, pipeline.keep_ms / 1000)
     else:
         identifier = (stage, re.sub(r"\W", "_", name))
         table = IcebergTable(spark, path, pipeline.directory, identifier, pipeline.catalog)

@@ -12,7 +12,7 @@ import base64
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from penstock.broker.schemas.marks import Framing
 from penstock.broker.schemas.reference import (
@@ -25,7 +25,7 @@ from penstock.broker.schemas.reference import (
 )
 from penstock.errors import ConfigError, InvalidRequest, SchemaNotFound
 from penstock.protocols.flymq.sync import FlyMQClient
-from penstock.spark.pipelines.decoding import Plan, Unmarked, Version, version
+from penstock.spark.pipelines.decoding import Plan, Unmarked, Version, loaded_protobuf, version
 from penstock.spark.pipelines.files import Files
 
 SCHEMA_SETTING: Final = "schema"
@@ -47,16 +47,8 @@ def schema_of(client: FlyMQClient, topic: str, given: Mapping[str, str]) -> Refe
 
 def check_versions(client: FlyMQClient, topic: str, reference: Reference, unmarked: str) -> None:
     """Raises SchemaNotFound if a topic's schema is not there, or the version that wrote its unmarked records; and InvalidRequest."""
-    try:
-        client.schemas.get(reference.name, reference.version or None)
-    except SchemaNotFound:
-        raise _not_there(topic, reference) from None
-    if unmarked not in get_args(Unmarked):
-        number = _unmarked_number(unmarked, reference.name)
-        try:
-            client.schemas.get(reference.name, number)
-        except SchemaNotFound:
-            raise _no_such_version(unmarked, reference.name) from None
+    if plan_of(Versions(client, reference.name).now(), reference, unmarked) is None:
+        raise _not_there(topic, reference)
 
 
 def _not_there(topic: str, reference: Reference) -> SchemaNotFound:
@@ -64,6 +56,14 @@ def _not_there(topic: str, reference: Reference) -> SchemaNotFound:
         f"topic {topic} follows schema {reference}, which is not there: register it with penstock schema register {reference.name} "
         "FILE, or name another under [silver] schemas"
     )
+
+
+class Registered(NamedTuple):
+    """The versions of a schema at one moment, by number, with their kinds."""
+
+    versions: Mapping[int, tuple[SchemaType, Version]]
+    had_others: bool
+    """Whether there was a version that has been deleted, or the broker does not tell."""
 
 
 class Versions:
@@ -74,14 +74,24 @@ class Versions:
         self._name = name
         self._made: dict[int, tuple[SchemaType, Version]] = {}
 
-    def now(self) -> dict[int, tuple[SchemaType, Version]]:
-        """Every version that there is now, by its number, with its kind."""
+    def now(self) -> Registered:
+        """Return every version that is not deleted."""
         numbers = [each.version for each in self._client.schemas.list(self._name)]
         for number in numbers:
             if number not in self._made:
                 with suppress(SchemaNotFound):  # deleted since
                     self._made[number] = self._get(number)
-        return {number: self._made[number] for number in numbers if number in self._made}
+        versions = {number: self._made[number] for number in numbers if number in self._made}
+        return Registered(versions, self._had_others(versions))
+
+    def _had_others(self, versions: Mapping[int, tuple[SchemaType, Version]]) -> bool:
+        """Ask each time: a version may have been registered and deleted since."""
+        if not versions:
+            return True
+        try:
+            return self._client.schemas.get(self._name, max(versions)).last_version != len(versions)
+        except SchemaNotFound:  # deleted since
+            return True
 
     def _get(self, number: int) -> tuple[SchemaType, Version]:
         info = self._client.schemas.get(self._name, number)
@@ -101,7 +111,7 @@ def check_unmarked(unmarked: str) -> None:
 
 
 def plan_of(
-    versions: Mapping[int, tuple[SchemaType, Version]],
+    registered: Registered,
     reference: Reference,
     unmarked: str = "auto",
     framing: Framing | Literal["auto"] = "auto",
@@ -109,41 +119,46 @@ def plan_of(
     """The plan for a schema with these versions, None if it has not the one that is named. A version of another kind is no part of it.
 
     `unmarked` is one of `Unmarked`, or names a version. With "auto", unmarked records are read by the version that the reference names, if
-    it names one. Raises InvalidRequest, SchemaNotFound.
+    it names one, and unmarked Avro is rejected if a version that has been deleted may have written it. Raises InvalidRequest,
+    SchemaNotFound.
     """
+    versions = registered.versions
     number = reference.version or max(versions, default=LATEST)
     if number not in versions:
         return None
     kind, made = versions[number]
     others = [each for other, (of_kind, each) in sorted(versions.items()) if other != number and of_kind == kind]
     plan = Plan(reference.name, kind, reference.message, made, tuple(others), framing=framing)
-    return plan._replace(unmarked=_unmarked_of(plan, unmarked, is_pinned=reference.version != LATEST))
+    return plan._replace(unmarked=_unmarked_of(plan, unmarked, reference, registered))
 
 
-def _unmarked_of(plan: Plan, unmarked: str, *, is_pinned: bool) -> Unmarked | int:
-    for choice in get_args(Unmarked):
+def _unmarked_of(plan: Plan, unmarked: str, reference: Reference, registered: Registered) -> Unmarked | int:
+    if unmarked == "auto":
+        if reference.version != LATEST:
+            return "read"
+        return "reject" if plan.kind == "avro" and registered.had_others else "auto"
+    choices: tuple[Unmarked, ...] = get_args(Unmarked)
+    for choice in choices:
         if choice == unmarked:
-            return "read" if choice == "auto" and is_pinned else choice
-    number = _unmarked_number(unmarked, plan.name)
-    if number not in (plan.version.number, *(each.number for each in plan.others)):
-        raise _no_such_version(unmarked, plan.name)
-    return number
-
-
-def _unmarked_number(unmarked: str, name: str) -> int:
+            return choice
     named = parse_named_version(unmarked)
-    if named.name != name:
+    if named.name != plan.name:
         raise InvalidRequest(
-            f"unmarked is {unmarked}, and the schema is {name}: name a version of that (in a pipeline, [silver.topics.TOPIC] has settings "
-            "for one topic)"
+            f"unmarked is {unmarked}, and the schema is {plan.name}: name a version of that (in a pipeline, [silver.topics.TOPIC] has "
+            "settings for one topic)"
         )
-    return named.version
-
-
-def _no_such_version(unmarked: str, name: str) -> SchemaNotFound:
-    return SchemaNotFound(
-        f"unmarked is {unmarked}, which is not there or not of the type of the latest version: see penstock schema list {name}"
-    )
+    written = next((each for each in (plan.version, *plan.others) if each.number == named.version), None)
+    if written is None:
+        raise SchemaNotFound(
+            f"unmarked is {unmarked}, which is not there or not of the type of the latest version: see penstock schema list {plan.name}"
+        )
+    if plan.kind == "protobuf":
+        message = loaded_protobuf(plan.version).message_class(plan.message).DESCRIPTOR.full_name
+        try:
+            loaded_protobuf(written).message_class(message)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"unmarked is {unmarked}: {error}; name a version that has the message") from None
+    return written.number
 
 
 class Plans:

@@ -53,7 +53,10 @@ async def test_a_schema_is_registered_read_and_listed_in_the_layouts_deployed_cl
     assert registered == (0x10, sent("0004 75736572 04 6a736f6e 00000001 08") + b"backward")
     got = await talk.ask(sent("af 01 11 01 00 00 00 0a 00 04 75 73 65 72 00 00 00 00"))
     head = sent("00000001 0004 75736572 04 6a736f6e 00000001")
-    assert got == (0x11, head + sent("00000002 7b7d 08") + b"backward" + START_MS.to_bytes(8, "big") + sent("000186a1"))
+    assert got == (
+        0x11,
+        head + sent("00000002 7b7d 08") + b"backward" + START_MS.to_bytes(8, "big") + sent("000186a1 00000001"),
+    )
     everything = (
         sent("00000001 0007 757365722d7631 04 6a736f6e 00000001 08") + b"backward" + START_MS.to_bytes(8, "big")
     )

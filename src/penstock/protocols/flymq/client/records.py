@@ -72,6 +72,8 @@ class SchemaInfo:
     """Only if a single version was requested."""
     registry_id: int | None = None
     """The id of the definition in Confluent framing. Only if a single version was requested."""
+    last_version: int | None = None
+    """The highest number that any version of the name was given, deleted ones included. Only if a single version was requested."""
 
     @property
     def id(self) -> str:
@@ -151,6 +153,7 @@ class AsyncSchemas:
             found.created_ms,
             definition,
             found.registry_id,
+            found.last_version,
         )
 
     async def validate(self, schema: str, value: bytes) -> list[str]:

@@ -71,6 +71,8 @@ class SchemaDefinition:
     created_ms: Annotated[int | None, Number("i64", "q"), Tail(always_sent=True)] = None
     registry_id: Annotated[int | None, Number("u32", "I"), Tail(always_sent=True)] = None
     """The definition's number among all schemas, as Confluent framing has it."""
+    last_version: Annotated[int | None, Number("u32", "I"), Tail(always_sent=True)] = None
+    """The highest number that any version of the name was given, deleted ones included."""
 
 
 class GetSchema(Operation[SchemaDefinition], opcode=0x11):

@@ -49,6 +49,7 @@ def get_schema(caller: Caller, request: op.GetSchema) -> op.SchemaDefinition:
         found.compatibility,
         found.created_ms,
         found.registry_id,
+        found.last_version,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import time
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 KEPT_IN_LOG: Final = "delta.deletedFileRetentionDuration"
 """How long the log names files that were replaced."""
 KEPT_IN_LOG_DEFAULT: Final = "interval 168 hours"
+FULL_VACUUM_FROM_MS: Final = "penstock.fullVacuumFromMs"
+"""When every file that was replaced within the time to keep is in the log, if it once named them for a shorter time."""
 LAST_CHECKPOINT: Final = "_last_checkpoint"
 """The file that names the newest checkpoint of the log."""
 DATE: Final = "date"
@@ -63,10 +66,13 @@ class DeltaLakeTable(Table):
         path: str,
         storage_options: Mapping[str, str] | None = None,
         partition_by: Sequence[str] = (),
+        keep_s: float = VACUUM_KEEP_S_MIN,
     ) -> None:
+        """`keep_s`: how long a table that is created here names replaced files in its log."""
         super().__init__(spark, path)
         self._options = dict(storage_options or {})
         self._partition_by = list(partition_by)
+        self._keep_s = keep_s
 
     def exists(self) -> bool:
         return self._found() is not None
@@ -194,7 +200,7 @@ class DeltaLakeTable(Table):
             partition_by=self._partition_by or None,
             configuration={
                 "delta.checkpointInterval": str(LOG_CHECKPOINT_COMMITS),
-                KEPT_IN_LOG: f"interval {VACUUM_KEEP_S_MIN // 3600} hours",
+                KEPT_IN_LOG: f"interval {_hours(self._keep_s)} hours",
             },
             storage_options=self._options,
             commit_properties=properties,
@@ -315,24 +321,29 @@ class DeltaLakeTable(Table):
 
     def vacuum(self, keep_s: float) -> int:
         check_keep(keep_s)
-        hours = -(-int(keep_s) // 3600)
+        hours = _hours(keep_s)
         self._keep_in_log(hours)
+        delta = self._opened()
         # Full: the files of failed attempts are in no commit, and nothing else removes them.
-        deleted = self._opened().vacuum(
-            retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True
-        )
+        full = time.time() * 1000 >= _full_vacuum_from_ms(delta)
+        deleted = delta.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=full)
         return len(deleted)
 
     def _keep_in_log(self, hours: int) -> None:
-        """Let the log name replaced files for this long. A vacuum takes those that it does not name for files of failed attempts, however
-        short the time since they were replaced. For no longer either: every look at the table reads what the log names."""
+        """Let the log name replaced files for this long. A full vacuum takes those that it does not name for files of failed attempts,
+        however short the time since they were replaced: there is none until what the log has forgotten may be deleted. For no longer
+        either: every look at the table reads what the log names."""
         delta = self._opened()
         found = re.fullmatch(
             r"interval (\d+) hours", delta.metadata().configuration.get(KEPT_IN_LOG, KEPT_IN_LOG_DEFAULT)
         )
-        if found is None or int(found[1]) < hours:
+        before = 0 if found is None else int(found[1])
+        if before < hours:
             first_version = delta.version() + 1
-            delta.alter.set_table_properties({KEPT_IN_LOG: f"interval {hours} hours"})
+            from_ms = max(int(time.time() * 1000), _full_vacuum_from_ms(delta)) + (hours - before) * 3_600_000
+            delta.alter.set_table_properties(
+                {KEPT_IN_LOG: f"interval {hours} hours", FULL_VACUUM_FROM_MS: str(from_ms)}, raise_if_not_exists=False
+            )
             self._sync_log(first_version)
 
     # -- the library ------------------------------------------------------------------------------------------------------
@@ -429,6 +440,14 @@ def _add_actions(files: Sequence[DataFile]) -> list[Any]:
         )
         for each in files
     ]
+
+
+def _hours(duration_s: float) -> int:
+    return math.ceil(duration_s / 3600)
+
+
+def _full_vacuum_from_ms(delta: Any) -> int:
+    return int(delta.metadata().configuration.get(FULL_VACUUM_FROM_MS, "0"))
 
 
 def _files(delta: Any) -> pa.Table:

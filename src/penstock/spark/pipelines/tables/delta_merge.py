@@ -10,6 +10,8 @@ from penstock.spark.pipelines.tables.delta_log import commit_hooks
 if TYPE_CHECKING:
     import pyarrow as pa
 
+RECORD_KEY: Final = "key"
+"""The column with the key of the record that a row was made of."""
 DELETED: Final = "__penstock_deleted"
 """Of the source of a merge: true for rows that are only to be deleted."""
 
@@ -17,13 +19,15 @@ DELETED: Final = "__penstock_deleted"
 def merge_rows(delta: Any, rows: pa.Table, deleted: pa.Array, key: Sequence[str], query: str, batch_id: int) -> None:
     """Replace the rows of the same key, add the others, and delete those of records with the keys in `deleted`: one commit, as a batch.
 
-    A row that is replaced is not deleted: the batch has written it again.
+    A row that is replaced is not deleted: the batch has written it again. It keeps nothing of what it was: columns that the batch lacks
+    become null.
     """
     import pyarrow as pa
     from deltalake.transaction import CommitProperties, Transaction
 
     properties = CommitProperties(app_transactions=[Transaction(query, batch_id)])
-    gone = _keys_of_records(delta, deleted, rows.select(list(key)))
+    rows = _with_columns_of(delta, rows)
+    gone = _rows_of_records(delta, deleted, rows, key)
     if not rows.num_rows and not gone.num_rows:
         # A merge of nothing makes no commit, and the batch has to be on record.
         partition_by = list(delta.metadata().partition_columns) or None
@@ -38,8 +42,9 @@ def merge_rows(delta: Any, rows: pa.Table, deleted: pa.Array, key: Sequence[str]
         return
     source = pa.concat_tables([_marked(rows, False), _marked(gone, True)], promote_options="default")
     same = " AND ".join(_same(column, nullable=gone[column].null_count > 0) for column in key)
-    every = {_quoted(column): f"s.{_quoted(column)}" for column in rows.schema.names}
     is_deleted = f"s.{_quoted(DELETED)}"
+    same += f" AND (NOT {is_deleted} OR t.{_quoted(RECORD_KEY)} = s.{_quoted(RECORD_KEY)})"
+    every = {_quoted(column): f"s.{_quoted(column)}" for column in rows.schema.names}
     (
         delta.merge(
             source,
@@ -56,21 +61,31 @@ def merge_rows(delta: Any, rows: pa.Table, deleted: pa.Array, key: Sequence[str]
     )
 
 
-def _keys_of_records(delta: Any, deleted: pa.Array, replaced: pa.Table) -> pa.Table:
-    """The values of the key columns, each once, in the table's rows of records with these keys, without those that are replaced."""
+def _with_columns_of(delta: Any, rows: pa.Table) -> pa.Table:
+    """The rows with every column of the table, of nulls where they have none."""
+    import pyarrow as pa
+
+    names = {name.lower() for name in rows.schema.names}
+    for field in pa.schema(delta.schema().to_arrow()):
+        if field.name.lower() not in names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    return rows
+
+
+def _rows_of_records(delta: Any, deleted: pa.Array, replacing: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The table's rows of records with these keys, without those that are replaced: key columns and record key, each pair once."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    names = replaced.schema.names
+    names = list(dict.fromkeys([*key, RECORD_KEY]))
     if not len(deleted):
-        return replaced.slice(0, 0)
+        return replacing.select(names).slice(0, 0)
     # Not by a filter of the scan, which does not compare binary values with the bounds that the library gives it.
-    scanner = delta.to_pyarrow_dataset().scanner(columns=list({*names, "key"}))
-    found = [
-        rows.filter(pc.is_in(rows["key"].cast(deleted.type), deleted)).select(names) for rows in scanner.to_batches()
-    ]
+    scanner = delta.to_pyarrow_dataset().scanner(columns=names)
+    found = [rows.filter(pc.is_in(rows[RECORD_KEY].cast(deleted.type), deleted)) for rows in scanner.to_batches()]
     gone = pa.Table.from_batches(found, pa.schema([scanner.projected_schema.field(name) for name in names]))
-    return gone.cast(replaced.schema).group_by(names).aggregate([]).join(replaced, names, join_type="left anti")
+    gone = gone.cast(pa.schema([replacing.schema.field(name) for name in names])).group_by(names).aggregate([])
+    return gone.join(replacing.select(list(key)), list(key), join_type="left anti")
 
 
 def _marked(rows: pa.Table, is_deleted: bool) -> pa.Table:
