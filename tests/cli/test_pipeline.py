@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import trustme
 
+from penstock.cli import pipeline_running
 from penstock.protocols.flymq.operations.spark import PipelineReport, StageReport
 from penstock.spark.pipelines.lock import DirectoryLock
 from penstock.spark.pipelines.model import Connection, load_pipeline
+from penstock.spark.pipelines.rebuild import Rebuilt
 from penstock.spark.pipelines.tables.delta import DeltaLakeTable
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
@@ -322,6 +324,21 @@ def test_a_rebuild_that_cannot_be_is_refused_before_spark_starts(
     write_pipeline(broker, tmp_path, stages)
     result = run("pipeline", "rebuild", "p.toml", table)
     assert (result.code, message in result.err) == (1, True), result.err
+
+
+def test_a_rebuild_names_what_to_remove_of_gold_that_cannot_go_on(
+    run: Run, broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pipeline(broker, tmp_path, "[bronze]\n[silver]")
+    done = Rebuilt(rows=3, rejects=0, dropped=0, batch=2, chunks=1, resumed=0, to_remove=("d/gold/all", "d/all"))
+    monkeypatch.setattr(pipeline_running, "rebuild_table", lambda *arguments, **options: done)
+    result = run("pipeline", "rebuild", "p.toml", "silver/orders")
+    assert result.text == "rebuilt silver/orders up to batch 2: 3 rows, 0 rejects\n"
+    assert "remove d/gold/all, d/all to compute it anew" in result.err
+    assert json.loads(run("--json", "pipeline", "rebuild", "p.toml", "silver/orders").out)["to_remove"] == [
+        "d/gold/all",
+        "d/all",
+    ]
 
 
 # --- status, stop ---

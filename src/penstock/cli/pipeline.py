@@ -415,6 +415,11 @@ def rebuild(
         terminal.print_json({"table": table, **asdict(done)})
         return
     print(f"rebuilt {terminal.visible(table)} up to batch {done.batch}: {done.rows} rows, {done.rejects} rejects")
+    if done.to_remove:
+        terminal.print_note(
+            f"gold cannot read the batches that {table} lacked, because bronze was compacted and vacuumed since: remove "
+            f"{', '.join(done.to_remove)} to compute it anew"
+        )
 
 
 # --- inside ---

@@ -177,8 +177,9 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             commit = self._log.commit(version)
             if commit.deletes and not commit.is_rebuild and not self._ignore_changes:
                 raise InvalidRequest(
-                    f"version {version} of table {self._log.path} changes or deletes rows, which a stream of rows cannot tell: read the "
-                    "topic instead, or pass over such versions with the option ignoreChanges"
+                    f"version {version} of table {self._log.path} changes or deletes rows, which a stream of rows cannot tell: remove the "
+                    "checkpoint and the results to begin with the table as it is, read the topic instead, or pass over such versions with "
+                    "the option ignoreChanges"
                 )
             files += _new_files(commit)
         return _tasks(files)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from bench.driver_rows import Rows
-from penstock.errors import ConfigError
-from penstock.spark.delta_source import FileTask, read_files
+from penstock.errors import ConfigError, InvalidRequest
+from penstock.spark.delta_source import DeltaStreamReader
 from penstock.spark.pipelines import rebuild
 from penstock.spark.pipelines.decoding import RAW_COLUMNS, REASON
 from penstock.spark.pipelines.files import LocalFiles
@@ -118,8 +120,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     def read_back(self: Rebuild, table: DeltaLakeTable, files: Sequence[AddedFile | DataFile], columns: Any) -> Rows:
         schema = to_arrow_schema(columns, timezone="UTC")
         paths = [file.name if isinstance(file, DataFile) else file.path for file in files]
-        task = FileTask(tuple(AddedFile(path, 0, {}) for path in paths))
-        return Rows(pa.Table.from_batches(read_files(table.log, task, schema), schema))
+        read = (rebuild.rows_of_file(table.log, AddedFile(path, 0, {}), schema) for path in paths)
+        return Rows(pa.Table.from_batches(chain.from_iterable(read), schema))
 
     def written(rows: Any, store: Any, *, small: bool, partition_by: Sequence[str] = ()) -> list[DataFile]:
         return write_data_files(rows, store, small=True, partition_by=partition_by)
@@ -166,7 +168,7 @@ def test_what_is_in_silver_is_not_committed_again_by_the_next_attempt(
 def test_what_was_decoded_is_kept_when_the_commit_is_refused(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.batch(0)
     with monkeypatch.context() as patched:
-        patched.setattr(DeltaLakeTable, "replace", lambda *arguments: False)
+        patched.setattr(DeltaLakeTable, "replace", lambda *arguments, **options: False)
         with pytest.raises(ConfigError, match="what was decoded is kept"):
             kept.rebuilt()
     again = kept.rebuilt()
@@ -190,3 +192,80 @@ def test_rejects_that_are_ahead_of_silver_are_there_once(
     done = kept.rebuilt()
     assert (done.batch, done.rows, done.rejects) == (3, 4, 4)
     kept.check_whole(3)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_silver_is_brought_forward_at_once_when_bronze_was_compacted_and_vacuumed(kept: Kept, finished: bool) -> None:
+    """Whether the query has finished the last batch of bronze or is busy with it."""
+    gold = [
+        {"name": "all", "sql": f"SELECT * FROM {TOPIC}"},
+        {"name": "topic", "sql": "SELECT 1 AS one", "topic": "ones", "table": False},
+    ]
+    kept.pipeline = Pipeline.model_validate({**kept.pipeline.model_dump(), "gold": gold})
+    checkpoint = Path(kept.pipeline.checkpoint("gold", "all"))
+    (checkpoint / "offsets").mkdir(parents=True)
+    kept.batch(0)
+    stream = DeltaStreamReader(kept.table("silver").log, SILVER)
+    read = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    for number in (1, 2, 3):
+        kept.batch(number, silver=False, finished=finished or number < 3)
+    kept.compact_and_vacuum("bronze")
+    done = kept.rebuilt()
+    assert (done.batch, done.rows, done.rejects) == (3, 4, 4)
+    assert done.to_remove == (kept.pipeline.table("gold", "all"), str(checkpoint))
+    kept.check_whole(3)
+    with pytest.raises(InvalidRequest, match="remove the checkpoint and the results"):
+        stream.partitions(read, stream.latestOffset(read, ReadAllAvailable()))
+    kept.batch(4)
+    assert kept.rebuilt().to_remove == (), "it lacked nothing any more"
+    kept.check_whole(4)
+
+
+def test_batches_that_silver_lacks_are_new_rows_when_bronze_was_compacted_alone(kept: Kept) -> None:
+    kept.batch(0)
+    stream = DeltaStreamReader(kept.table("silver").log, SILVER)
+    read = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    for number in (1, 2, 3):
+        kept.batch(number, silver=False)
+    kept.table("bronze").compact(1 << 20)
+    done = kept.rebuilt()
+    assert (done.rows, done.to_remove) == (4, ())
+    kept.check_whole(3)
+    [task] = stream.partitions(read, stream.latestOffset(read, ReadAllAvailable()))
+    new = pa.Table.from_batches(stream.read(task), SILVER)
+    assert sorted(new["value"].to_pylist()) == [b"good1", b"good2", b"good3"]
+
+
+def test_files_that_were_vacuumed_after_an_attempt_are_not_needed_by_the_next(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        kept.batch(number)
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaLakeTable, "replace", lambda *arguments, **options: False)
+        with pytest.raises(ConfigError, match="what was decoded is kept"):
+            kept.rebuilt()
+    kept.batch(3)
+    kept.compact_and_vacuum("bronze")
+    done = kept.rebuilt()
+    assert (done.rows, done.resumed, done.to_remove) == (4, 0, ())
+    kept.check_whole(3)
+
+
+def test_files_that_are_vacuumed_meanwhile_are_no_reason_to_remove_anything(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        kept.batch(number, silver=not number)
+
+    def decoded(self: Rebuild, files: Sequence[AddedFile]) -> list[Any]:
+        monkeypatch.setattr(Rebuild, "_decoded", original)
+        kept.compact_and_vacuum("bronze")
+        return original(self, files)
+
+    original = Rebuild._decoded
+    monkeypatch.setattr(Rebuild, "_decoded", decoded)
+    with pytest.raises(ConfigError, match="was vacuumed while the rebuild went on: run the rebuild again"):
+        kept.rebuilt()
+    kept.rebuilt()
+    kept.check_whole(2)

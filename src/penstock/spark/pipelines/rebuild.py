@@ -6,7 +6,8 @@ too, and the commit tried again. If the rebuild came first, the query's own comm
 depends on the topic, which may have lost the records long ago. Readers see the old rows or the new ones.
 
 Silver may lack batches that the query has finished: it did them while the file had no silver. Those are added after the replacement, each
-commit with its number, as the query would have: a stream of the table passes over the replacement, and reads them as new rows.
+commit with its number, as the query would have: a stream of the table passes over the replacement, and reads them as new rows. That takes
+the files of bronze as it was then. If they were compacted and vacuumed since, the replacement has all batches, and streams cannot go on.
 
 The work is done in chunks, and a note of each is kept next to the checkpoints, so a rebuild that was killed continues where it was; but not
 once it has tried to commit, because files of chunks must not be committed twice.
@@ -39,9 +40,11 @@ from penstock.spark.pipelines.tables.data_files import DataFile
 from penstock.spark.pipelines.tables.delta import DeltaLakeTable
 from penstock.spark.pipelines.tables.delta_log import AddedFile, DeltaLog, total_bytes
 from penstock.spark.pipelines.topic_stage import TOPICS
+from penstock.spark.pipelines.views import mentions, view_names
 from penstock.spark.schema import chosen_schema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 CHUNK_BYTES: Final = 256 << 20
@@ -64,6 +67,8 @@ class Rebuilt:
     chunks: int
     resumed: int
     """Chunks that an earlier attempt had done."""
+    to_remove: tuple[str, ...] = ()
+    """Tables and checkpoints of gold that has to begin anew: silver got batches that it has not read, but not as new rows."""
 
 
 class Chunk(NamedTuple):
@@ -104,6 +109,10 @@ class Rebuild:
         self._begun = f"{self._notes}/begun.json"
         """Says what the notes of chunks are good for; without it, nothing."""
         self._resumed = 0
+        self._least = 0
+        """The batch that silver is brought forward to at once, if it is behind."""
+        self._same_records = True
+        """Whether silver has only been given records that it had."""
         self._finished: int | None = None
         """The last batch that the query has finished."""
 
@@ -124,7 +133,8 @@ class Rebuild:
                 batch, rows = self._finished, self._silver.row_count()
                 rejects, dropped = rejects + added.rejects, dropped + added.dropped
             self._files.remove(self._notes)
-        return Rebuilt(rows, rejects, dropped, batch, len(chunks), self._resumed)
+        to_remove = () if self._same_records else self._gold_of_silver()
+        return Rebuilt(rows, rejects, dropped, batch, len(chunks), self._resumed, to_remove)
 
     # -- silver -----------------------------------------------------------------------------------------------------------
 
@@ -150,7 +160,8 @@ class Rebuild:
             # Before the commit: whoever is killed after it must not leave notes of files that the table has.
             begun = self._files.read(self._begun)
             self._files.remove(self._begun)
-            if self._silver.replace(handle, query, batch, self._committed, columns):
+            self._same_records = handle is None or handle.transaction_version(query) == batch
+            if self._silver.replace(handle, query, batch, self._committed, columns, same_records=self._same_records):
                 return batch, chunks, version
             if begun is not None:
                 self._files.write(self._begun, begun)
@@ -161,20 +172,21 @@ class Rebuild:
         )
 
     def _batch_to_reach(self, handle: Any | None, query: str) -> int:
-        """The batch that silver is at. One that does not exist is made of all that is finished; the rest is for the query to add."""
+        """The batch that silver is at, or is brought forward to. One that does not exist is made of all that is finished; the rest is for
+        the query to add."""
         bronze = self._bronze.last_batch(query)
         if bronze is None:
             raise ConfigError(
                 f"table {self._bronze.path} does not belong to the checkpoint of the pipeline: put back what it was written with"
             )
         if handle is None:
-            return bronze if self._finished is None else self._finished
+            return max(self._least, bronze if self._finished is None else self._finished)
         silver: int | None = handle.transaction_version(query)
         if silver is None:
             raise ConfigError(
                 f"table {self._silver.path} was not written by this pipeline, and is not replaced: remove it first"
             )
-        return silver
+        return max(self._least, silver)
 
     def _version_of_batch(self, query: str, batch: int) -> int:
         """The version of bronze that has the batches up to this one."""
@@ -211,17 +223,49 @@ class Rebuild:
         return counts
 
     def _base(self, query: str) -> int:
-        """The version of bronze to begin with: that of an earlier attempt, if its work can be used."""
+        """The version of bronze to begin with: that of an earlier attempt, if its work can be used.
+
+        Silver is brought forward to what can still be read, and no further: of a batch that the query is busy with, it would have the
+        rows before the dead letters are sent, and then they never are.
+        """
         found = self._files.read(self._begun)
         begun = {} if found is None else json.loads(found)
         identity = self._identity(query)
-        version = self._version_of_batch(query, self._batch_to_reach(self._silver.handle(), query))
+        batch = self._batch_to_reach(self._silver.handle(), query)
+        version = self._version_of_batch(query, batch)
+        for further in (self._finished, self._bronze.last_batch(query)):
+            if further is not None and further > batch and not self._has_files_since(version):
+                self._least = further
+                version = self._version_of_batch(query, further)
         young = time.time() - begun.get("at_s", 0) < RESUME_S_MAX
-        if young and begun["identity"] == identity and begun["version"] <= version:
+        usable = young and begun["identity"] == identity and begun["version"] <= version
+        if usable and self._has_files_since(begun["version"]):
             return int(begun["version"])
         self._files.remove(f"{self._notes}/chunks")
         self._files.write(self._begun, json.dumps({"identity": identity, "at_s": time.time(), "version": version}))
         return version
+
+    def _has_files_since(self, version: int) -> bool:
+        """Whether bronze still has the files of a version and of the commits after it. Those it consists of now are not looked for."""
+        log = self._bronze.log
+        newest = log.version()
+        assert newest is not None, "bronze is there, or there would be no rebuild"
+        now = {file.path for file in log.files(newest)}
+        return log.has_files(
+            file for file in (*log.files(version), *added_files(log, version, newest)) if file.path not in now
+        )
+
+    def _gold_of_silver(self) -> tuple[str, ...]:
+        """The tables and checkpoints of gold that has read silver."""
+        pipeline = self._pipeline
+        topics = list(dict.fromkeys([*pipeline.topics, self._topic]))
+        found: list[str] = []
+        for gold in pipeline.gold:
+            read = [topic for topic, view in zip(topics, view_names(topics), strict=True) if mentions(gold.sql, view)]
+            checkpoint = pipeline.checkpoint("gold", gold.name)
+            if self._topic in read and pipeline.gold_source(gold, read) == "silver" and self._files.names(checkpoint):
+                found += [pipeline.table("gold", gold.name), checkpoint] if gold.table else [checkpoint]
+        return tuple(found)
 
     def _identity(self, query: str) -> str:
         """What must be the same for an earlier attempt to be continued."""
@@ -257,7 +301,7 @@ class Rebuild:
             files = [file for chunk in chunks for file in chunk.rejects]
             if handle is None and not files:
                 return version
-            if self._rejects.replace(handle, query, reached, files, columns):
+            if self._rejects.replace(handle, query, reached, files, columns, same_records=self._same_records):
                 return version
         raise ConfigError(f"table {self._rejects.path} was changed in each of {ATTEMPTS_MAX} attempts: run this again")
 
@@ -306,7 +350,7 @@ class Rebuild:
         def read(batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
                 for path, values in zip(batch["path"].to_pylist(), batch["partition_values"].to_pylist(), strict=True):
-                    yield from read_files(log, FileTask((AddedFile(path, 0, json.loads(values)),)), schema)
+                    yield from rows_of_file(log, AddedFile(path, 0, json.loads(values)), schema)
 
         places = [
             (file.name, file.partition_values)
@@ -344,6 +388,16 @@ def check_rebuildable(pipeline: Pipeline, table: str) -> str:
     if not bronze.exists():
         raise ConfigError(f"there is no table {bronze.path} to make silver from: run the pipeline first")
     return topic
+
+
+def rows_of_file(log: DeltaLog, file: AddedFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """What a file of a table has. Raises ConfigError if it was there when the rebuild began, and is no more."""
+    try:
+        yield from read_files(log, FileTask((file,)), schema)
+    except ConfigError:
+        raise ConfigError(
+            f"{file.path} of table {log.path} was vacuumed while the rebuild went on: run the rebuild again"
+        ) from None
 
 
 def added_files(log: DeltaLog, after: int, until: int) -> list[AddedFile]:

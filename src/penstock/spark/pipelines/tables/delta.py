@@ -128,19 +128,28 @@ class DeltaLakeTable(Table):
         return table_schema(self._with_date(rows))
 
     def replace(
-        self, handle: Any | None, query: str, batch_id: int, files: Sequence[DataFile], columns: pa.Schema
+        self,
+        handle: Any | None,
+        query: str,
+        batch_id: int,
+        files: Sequence[DataFile],
+        columns: pa.Schema,
+        *,
+        same_records: bool = True,
     ) -> bool:
         """Replace every row by those of the files, which are all of a query up to a batch. Return whether that was done.
 
         It is not if anything was committed since the handle was opened. Without `max_commit_retries` the library would put the commit on
         top of a compaction that came in between, and leave the compacted rows in addition to the new ones.
+
+        Streams of the table pass over it, unless these are not the `same_records` as before: then they end with an error.
         """
         from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import CommitProperties, Transaction
 
         properties = CommitProperties(
             app_transactions=[Transaction(query, batch_id)],
-            custom_metadata={REBUILD: str(batch_id)},
+            custom_metadata={REBUILD: str(batch_id)} if same_records else None,
             max_commit_retries=0,
         )
         schema = _deltalake().Schema.from_arrow(columns)

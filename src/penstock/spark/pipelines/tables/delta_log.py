@@ -98,6 +98,13 @@ class DeltaLog:
             for each in pa.table(table.get_add_actions()).to_pylist()
         ]
 
+    def has_files(self, files: Iterable[AddedFile]) -> bool:
+        """Return whether all of these are still there; those that the table no longer needs go with a vacuum."""
+        from pyarrow.fs import FileType
+
+        found = self.file_system().get_file_info([file.path for file in files])
+        return all(each.type != FileType.NotFound for each in found)
+
     def version_of_batch(self, query: str, batch_id: int) -> int:
         """Return the version in which the table has the batches of a query up to this one, and no more."""
         from deltalake import DeltaTable
