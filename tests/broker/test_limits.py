@@ -21,7 +21,7 @@ def test_no_limit_can_be_zero(name: str) -> None:
         ("partitions_per_topic_max", 10_000),
         ("group_name_bytes_max", 249),
         ("schema_bytes_max", 4 << 20),
-        ("roles_per_principal_max", 1_000),
+        ("roles_per_principal_max", 200),
         ("acl_entries_max", 1_000),
         ("topics_per_member_max", 1_000),
         ("partitions_per_group_max", 65_536),
