@@ -28,7 +28,7 @@ from penstock.testing import RunningBroker
 
 ROUNDS: Final = 15
 ROUNDS_MAX: Final = 50
-"""How often each request may be recorded: what there is to take has an end."""
+"""The most times that a request is recorded: the records it takes are limited."""
 QUIET_S: Final = 0.06
 """After the reply: acknowledgements of QUIC belong to the request, too. Shorter than what the broker does ten times a second."""
 PACKAGE: Final = f"{Path(penstock.__file__).parent}/"

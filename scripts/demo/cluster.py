@@ -1,7 +1,7 @@
 """See a cluster work: `make demo-cluster`. Three brokers of Kafka, three nodes in front of them, orders over every protocol, and one of
 each killed meanwhile.
 
-Everything happens in a temporary directory and on free ports. Every channel has a client that knows all nodes and goes on with another when
+Everything happens in a temporary directory and on free ports. Every channel has a client that knows all nodes and fails over when
 its own is gone; the channel sends again what was not acknowledged. At the end each acknowledged order must be there, and the demo ends with
 an error if one is not.
 """

@@ -32,6 +32,13 @@ class Nodes:
             yield node
             self.leave(node)
 
+    def passes_over(self, node: Address, error: BaseException) -> bool:
+        """Whether to go on with the next one. If not, the node is left, and the error is for the caller."""
+        if len(self._nodes) > 1 and isinstance(error, PASSED_OVER):
+            return True
+        self.leave(node)
+        return False
+
     def leave(self, node: Address) -> None:
         """Begin with the one after it from now on, unless another was left for that one already."""
         if self._nodes[self._next] is node:

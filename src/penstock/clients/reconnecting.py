@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from penstock.clients.nodes import PASSED_OVER, Nodes, unreachable
+from penstock.clients.nodes import Nodes, unreachable
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, connect_quic
 from penstock.clients.retry import NewAttempts
@@ -129,8 +129,7 @@ class Reconnecting(Generic[Conversation]):
                         after_sending = error
                     reasons[node.netloc] = str(error).removeprefix(f"cannot connect to {node.netloc}: ")
                 except BaseException as error:
-                    if not (self._address.others and isinstance(error, PASSED_OVER)):
-                        self._nodes.leave(node)
+                    if not self._nodes.passes_over(node, error):
                         raise
                     reasons[node.netloc] = str(error)
                 self._check_open()

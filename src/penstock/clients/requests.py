@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Generic
 
-from penstock.clients.nodes import PASSED_OVER, Nodes, unreachable
+from penstock.clients.nodes import Nodes, unreachable
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Message, Pipeline
 from penstock.clients.retry import SUBMISSIONS_MAX, NewAttempts
@@ -166,7 +166,7 @@ class Requests(Generic[Message]):
     async def _connect_with_retries(self, attempts_max: int) -> Pipeline[Message]:
         attempts = self._attempts(attempts_max)
         while True:
-            failures: dict[str, Exception] = {}
+            failures: dict[str, BaseException] = {}
             for node in self._nodes.in_turn():
                 if failures and not attempts.in_time:
                     break
@@ -175,8 +175,7 @@ class Requests(Generic[Message]):
                 except (OSError, TimeoutError, ConnectionLost, RequestTimeout) as error:
                     failures[node.netloc] = error
                 except BaseException as error:
-                    if not (self._address.others and isinstance(error, PASSED_OVER)):
-                        self._nodes.leave(node)
+                    if not self._nodes.passes_over(node, error):
                         raise
                     failures[node.netloc] = error
                 else:
@@ -203,7 +202,7 @@ class Requests(Generic[Message]):
             raise pipeline.lost
         return pipeline
 
-    def _reason(self, error: Exception) -> str:
+    def _reason(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self._options.connect_timeout_s:g} s"
         if isinstance(error, ConnectionRefusedError):

@@ -1,4 +1,4 @@
-"""What clients may do for whom no role or ACL decides: the section `[access]`."""
+"""Permissions where no role or ACL decides: the section `[access]`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.settings import DurationMs, Section
 
-# What is not settled is stored with every write. At 12 bytes each, where no two are adjacent, so many fit the 1 MiB of a table's entry.
+# Unsettled deliveries are stored with every write. At 12 bytes each, if no two are adjacent, this many fit the 1 MiB of a table's entry.
 IN_FLIGHT_CEILING: Final = 50_000
 _BACKOFF_DOUBLINGS_MAX: Final = 20
 

@@ -249,7 +249,7 @@ class Subscription:
 
     def requeue(self, tag: int, deliveries: int, *, counts: bool) -> None:
         """Requeue a delivery whose reader has disconnected, ahead of new records. `counts`: whether it counts towards `deliveries_max`;
-        one that nobody may have looked at does not.
+        a prefetched record does not.
 
         Nothing happens if it has expired, and was perhaps delivered to another reader.
         """
