@@ -33,3 +33,11 @@ async def talk(blipmq: BlipMQ) -> Conversation:
     talk = Conversation(blipmq)
     await talk.log_in()
     return talk
+
+
+@pytest.fixture
+async def other(blipmq: BlipMQ) -> Conversation:
+    """Another client that has logged in."""
+    other = Conversation(blipmq)
+    await other.log_in()
+    return other

@@ -342,11 +342,9 @@ async def test_a_publish_of_qos_0_is_not_waited_for(talk: Conversation, disk: Fa
 @pytest.mark.embedded
 @pytest.mark.parametrize("qos", [0, 1])
 async def test_a_poll_that_would_find_nothing_waits_for_what_others_are_publishing(
-    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk, qos: int, monkeypatch: pytest.MonkeyPatch
+    talk: Conversation, blipmq: BlipMQ, other: Conversation, disk: FaultyDisk, qos: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "POLL_WAIT_S_MAX", 60)
-    other = Conversation(blipmq)
-    await other.log_in()
     subscription = await talk.subscribe("t")
     with disk.fsync_held() as held:
         other.say(encode_publish(4, qos, "t", b"a"))
@@ -361,10 +359,8 @@ async def test_a_poll_that_would_find_nothing_waits_for_what_others_are_publishi
 
 
 async def test_a_poll_finds_what_another_connection_has_published_in_the_same_turn(
-    talk: Conversation, blipmq: BlipMQ
+    talk: Conversation, other: Conversation
 ) -> None:
-    other = Conversation(blipmq)
-    await other.log_in()
     subscription = await talk.subscribe("t")
     for value in (b"a", b"b"):
         other.say(encode_publish(4, 0, "t", value))
@@ -373,10 +369,8 @@ async def test_a_poll_finds_what_another_connection_has_published_in_the_same_tu
 
 @pytest.mark.embedded
 async def test_a_poll_that_finds_something_does_not_wait_for_what_others_are_publishing(
-    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk
+    talk: Conversation, other: Conversation, disk: FaultyDisk
 ) -> None:
-    other = Conversation(blipmq)
-    await other.log_in()
     subscription = await talk.subscribe("t")
     await other.publish("t", b"a")
     with disk.fsync_held() as held:
@@ -388,10 +382,8 @@ async def test_a_poll_that_finds_something_does_not_wait_for_what_others_are_pub
 
 @pytest.mark.embedded
 async def test_a_poll_does_not_wait_for_ever_for_what_others_are_publishing(
-    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk
+    talk: Conversation, other: Conversation, disk: FaultyDisk
 ) -> None:
-    other = Conversation(blipmq)
-    await other.log_in()
     subscription = await talk.subscribe("t")
     with disk.fsync_held() as held:
         other.say(encode_publish(4, 0, "t", b"a"))
@@ -402,11 +394,9 @@ async def test_a_poll_does_not_wait_for_ever_for_what_others_are_publishing(
 
 @pytest.mark.embedded
 async def test_a_poll_whose_subscription_is_deleted_while_it_waits_takes_nothing(
-    talk: Conversation, blipmq: BlipMQ, broker: Broker, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+    talk: Conversation, other: Conversation, broker: Broker, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "POLL_WAIT_S_MAX", 60)
-    other = Conversation(blipmq)
-    await other.log_in()
     subscription = await talk.subscribe("t")
     with disk.fsync_held() as held:
         other.say(encode_publish(4, 1, "t", b"a"))
@@ -422,10 +412,8 @@ async def test_a_poll_whose_subscription_is_deleted_while_it_waits_takes_nothing
 
 @pytest.mark.embedded
 async def test_a_poll_that_has_waited_for_a_publish_that_fails_is_silence(
-    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk
+    talk: Conversation, other: Conversation, disk: FaultyDisk
 ) -> None:
-    other = Conversation(blipmq)
-    await other.log_in()
     subscription = await talk.subscribe("t")
     disk.disk_full()
     other.say(encode_publish(4, 1, "t", b"a"))
@@ -435,10 +423,8 @@ async def test_a_poll_that_has_waited_for_a_publish_that_fails_is_silence(
 
 @pytest.mark.embedded
 async def test_a_connection_that_is_gone_while_its_poll_waits_takes_nothing(
-    talk: Conversation, blipmq: BlipMQ, disk: FaultyDisk
+    talk: Conversation, other: Conversation, disk: FaultyDisk
 ) -> None:
-    other = Conversation(blipmq)
-    await other.log_in()
     subscription = await talk.subscribe("t")
     with disk.fsync_held() as held:
         other.say(encode_publish(4, 0, "t", b"a"))
