@@ -89,7 +89,7 @@ def fill(running: RunningBroker) -> None:
 
     async def filling() -> None:
         for name, partitions in (("orders", 3), ("payments", 1), ("site/hall/sensors", 4), ("audit.events", 1)):
-            await broker.create_topic(SYSTEM, name, TopicConfig(partitions=partitions))
+            await broker.topics.create(SYSTEM, name, TopicConfig(partitions=partitions))
         for definition in (FIRST, SECOND):
             await broker.schemas.register(SYSTEM, "order", "json", json.dumps(definition), "none")
         await broker.schemas.bind(SYSTEM, "orders", "order")
@@ -103,8 +103,8 @@ def fill(running: RunningBroker) -> None:
         ]
         await broker.dead_letters.ensure_topics(failed)
         await broker.dead_letters.append(failed)
-        await broker.commit_offset(SYSTEM, "orders", "billing", 0, 40)
-        await broker.commit_offset(SYSTEM, "orders", "shipping", 1, 7)
+        await broker.groups.commit(SYSTEM, "orders", "billing", 0, 40)
+        await broker.groups.commit(SYSTEM, "orders", "shipping", 1, 7)
         await broker.subscriptions.subscribe(SYSTEM, "orders", 1, name="mailer")
         stages = [
             Stage("bronze.orders", "running", 48_211, 0, 260, 92, 840),

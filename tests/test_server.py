@@ -185,7 +185,7 @@ async def test_settings_reach_the_parts_they_are_for(tmp_path: Path) -> None:
         assert (limits.max_connections, limits.idle_s_max, limits.header_s_max) == (3, 40, 5)
         assert (limits.in_flight_bytes_max, limits.send_buffer_bytes_max) == (70_000, 80_000)
         assert server.broker.limits.topics_max == 7
-        assert str(server.broker.topic_defaults.durability) == "none"
+        assert str(server.broker.topics.defaults.durability) == "none"
 
 
 # -- what is left when it cannot start ---------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ async def test_a_client_certificate_names_the_principal(tmp_path: Path) -> None:
             asked.append(principal)
 
     async with running(config_for(tmp_path, listeners={"flymq": listener})) as server:
-        server.broker.access = Recorder()
+        server.broker.topics.access = Recorder()
         async with AsyncFlyMQClient(f"flymqs://{server.addresses['flymq']}", tls=context) as client:
             await client.topics()
     assert set(asked) == {Principal("CN=alice,OU=Payments,O=Example")}

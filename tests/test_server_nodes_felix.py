@@ -42,7 +42,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[list[SharedNode]]:
     log = SharedLog(elects=True)
     felix = {"felix": {"tokens": {"t1": "secret"}, "auth": "required"}}
     nodes = [await SharedNode(log, name, tmp_path, felix).start() for name in ("one", "two")]
-    await nodes[0].broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+    await nodes[0].broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
     yield nodes
     for node in reversed(nodes):
         await node.stop()
@@ -198,7 +198,7 @@ async def test_a_poll_is_answered_before_the_node_that_leads_stops(nodes: list[S
     reply = await talk.reply()
     assert isinstance(reply, GroupRecords)
     assert reply.records == []
-    await until(lambda: two.broker.leads)
+    await until(lambda: two.broker.leading.leads)
     assert await records(talk, poll(3)) == {}
     talk.close()
 
@@ -221,7 +221,7 @@ async def test_a_request_fails_whose_leader_is_lost_and_the_next_one_is_answered
         lost = await talk.reply()
         assert isinstance(lost, Error)
         assert "no answer came from the node that leads" in lost.message
-        await until(lambda: two.broker.leads)
+        await until(lambda: two.broker.leading.leads)
         assert await records(talk, poll(3)) == {offset: b"a"}
         await client.send("orders", b"b")
         event = await subscription.next()
@@ -234,7 +234,7 @@ async def test_a_topic_is_found_that_was_created_elsewhere_a_moment_ago(nodes: l
     one, two = nodes
     async with connected(two) as client:
         for number in range(20):
-            await one.broker.create_topic(ANONYMOUS, f"t1/{number}", TopicConfig(partitions=2))
+            await one.broker.topics.create(ANONYMOUS, f"t1/{number}", TopicConfig(partitions=2))
             await (client.send(str(number), b"a") if number % 2 else client.subscribe(str(number)))
 
 

@@ -94,7 +94,7 @@ async def test_a_transaction_of_a_client_elsewhere_is_committed_whole_or_not_at_
             await transaction.send("orders", b"with headers", headers={"trace": b"4711"})
             await transaction.send_many("orders", [b"%d" % number for number in range(300)])
             await transaction.send("payments", b"made")
-            assert two.partition(ANONYMOUS, "orders", 0).committed_end <= 6
+            assert two.records.partition(ANONYMOUS, "orders", 0).committed_end <= 6
         transaction = client.transaction()
         await transaction.__aenter__()
         await transaction.send("orders", b"never")
@@ -103,7 +103,7 @@ async def test_a_transaction_of_a_client_elsewhere_is_committed_whole_or_not_at_
         async with client.reader("orders", auto_commit=True) as reader:
             seen = [(await reader.next()).value for _ in range(303)]
     assert seen == [b"before", b"with headers", *(b"%d" % number for number in range(300)), b"after"]
-    partition = nodes[0].broker.partition(ANONYMOUS, "orders", 0)
+    partition = nodes[0].broker.records.partition(ANONYMOUS, "orders", 0)
     headers = [header for block in await partition.read(0, 1 << 20) for header in block.headers() or ()]
     assert [decode_headers(header) for header in headers if header] == [[("trace", b"4711")]]
     assert nodes[0].broker.transactions.stats.rolled_back == 1
@@ -130,7 +130,7 @@ async def test_only_readers_notice_that_another_node_leads(nodes: list[SharedNod
             await reader.ack(first)
             assert (await reader.next()).value == b"b"
             await one.stop()
-            await until(lambda: two.broker.leads)
+            await until(lambda: two.broker.leading.leads)
             await writer.send("orders", b"c")
             again = await reader.next_batch(2)
             while len(again) < 2:

@@ -166,7 +166,7 @@ class Server:
             parts.push_async_callback(self.broker.close)
             if self.config.cluster is not None:
                 self._meet_nodes(parts, self.config.cluster, peer_contexts.connecting)
-            if self.broker.leads:
+            if self.broker.leading.leads:
                 await self._apply_declared_topics()
             parts.callback(self._offer_setup())
             await self._start_admin(parts, admin)
@@ -179,7 +179,7 @@ class Server:
                 self.engine.announce(_advertised(self.config.cluster, self.addresses))
             # Pipelines are clients, so they begin last and end first.
             parts.push_async_callback(self.launcher.close)
-            if self.broker.leads:
+            if self.broker.leading.leads:
                 await self.launcher.open()
             self._parts = parts.pop_all()
         if self.config.dev:
@@ -206,7 +206,7 @@ class Server:
         secret = cluster.secret.get_secret_value().encode()
         reserved = self.config.limits.descriptors_reserved
         self._dialer = Dialer(secret, partial(self._leader_address, "cluster"), tls, descriptors_reserved=reserved)
-        self.broker.leader = LeaderOperations(self._dialer)
+        self.broker.topics.leader = LeaderOperations(self._dialer)
 
         def changed() -> None:
             if self.engine.deposed is not None:
@@ -237,7 +237,7 @@ class Server:
         self._peers = TcpListener(
             "cluster",
             cluster.bind,
-            lambda connection: PeerSession(connection, secret, factories, lambda: self.broker.leads),
+            lambda connection: PeerSession(connection, secret, factories, lambda: self.broker.leading.leads),
             _peer_limits(self.config),
             tls,
             clock=self._clock,
@@ -247,7 +247,7 @@ class Server:
         await self._peers.start()
 
     async def _begin_to_lead(self) -> None:
-        if self.broker.leads:
+        if self.broker.leading.leads:
             await self._apply_declared_topics()
             await self.launcher.open()
 
@@ -256,7 +256,7 @@ class Server:
         existing = {name: info.config for name, info in self.engine.topics().items()}
         for change in plan(existing, declared_topics(self.config)):
             if change.before is None:
-                await self.broker.create_topic(SYSTEM, change.name, change.after)
+                await self.broker.topics.create(SYSTEM, change.name, change.after)
             else:
                 await self.broker.topics.configure(SYSTEM, change.name, change.after)
                 changed = {name: f"{before} -> {after}" for name, (before, after) in change.settings.items()}

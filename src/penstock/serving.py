@@ -157,7 +157,7 @@ async def _started_again(server: Server, asked_to_stop: asyncio.Event) -> Server
             log.warning("start_failed", error=str(error), retry_s=RESTART_S)
             await within(RESTART_S, asked_to_stop)
         else:
-            log.info("server_restarted", leads=server.broker.leads)
+            log.info("server_restarted", leads=server.broker.leading.leads)
             break
     return server
 

@@ -80,7 +80,7 @@ class Node:
 
     async def produce(self, topic: str, *values: bytes) -> None:
         placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self.broker.produce(ANONYMOUS, topic, 0, values, done=placed.set_result)
+        self.broker.records.produce(ANONYMOUS, topic, 0, values, done=placed.set_result)
         await placed
 
 
@@ -186,7 +186,7 @@ async def test_it_is_ready_once_it_is_told_so_and_until_it_stops(node: Node) -> 
 
 async def test_health_looks_at_no_partition(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.admin.state = "ready"
-    await node.broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2))
+    await node.broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=2))
     looked_at: list[object] = []
     monkeypatch.setattr(node.broker._engine, "partition", lambda *place: looked_at.append(place))
     assert (await node.get("/readyz"))[0] == 200
@@ -197,8 +197,8 @@ async def test_health_looks_at_no_partition(node: Node, monkeypatch: pytest.Monk
 
 async def test_a_partition_that_cannot_write_makes_it_not_ready_and_is_named(node: Node) -> None:
     node.admin.state = "ready"
-    await node.broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2))
-    await node.broker.create_topic(ANONYMOUS, "healthy", TopicConfig())
+    await node.broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=2))
+    await node.broker.topics.create(ANONYMOUS, "healthy", TopicConfig())
     node.disk.failing = True
     await node.produce("orders", b"lost")
     status, _, body = await node.get("/readyz")
@@ -272,7 +272,7 @@ async def test_a_background_task_that_fails_makes_it_not_ready_until_a_run_succe
 
 
 async def test_metrics_show_what_happened(node: Node) -> None:
-    await node.broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+    await node.broker.topics.create(ANONYMOUS, "orders", TopicConfig())
     await node.produce("orders", b"a", b"b", b"c")
     node.listener.stats.connections_open = 2
     node.sessions.requests[Produce.opcode] += 1
@@ -292,19 +292,19 @@ async def test_metrics_show_what_happened(node: Node) -> None:
 
 
 async def test_group_lag_is_the_records_left_and_the_age_of_the_first(node: Node) -> None:
-    await node.broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+    await node.broker.topics.create(ANONYMOUS, "orders", TopicConfig())
     await node.produce("orders", b"read")
     node.clock.advance(10)
     await node.produce("orders", b"unread")
     node.clock.advance(5)
     await node.produce("orders", b"unread too")
     node.clock.advance(2)
-    await node.broker.commit_offset(ANONYMOUS, "orders", "billing", 0, 1)
+    await node.broker.groups.commit(ANONYMOUS, "orders", "billing", 0, 1)
     labels = '{group="billing",partition="0",topic="orders"}'
     found = samples((await node.get("/metrics"))[2])
     assert found["penstock_group_lag_records" + labels] == 2
     assert found["penstock_group_lag_seconds" + labels] == 7
-    await node.broker.commit_offset(ANONYMOUS, "orders", "billing", 0, 3)
+    await node.broker.groups.commit(ANONYMOUS, "orders", "billing", 0, 3)
     found = samples((await node.get("/metrics"))[2])
     assert found["penstock_group_lag_records" + labels] == 0
     assert found["penstock_group_lag_seconds" + labels] == 0
@@ -334,8 +334,8 @@ async def test_more_partitions_than_the_bound_are_counted_instead_of_listed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "PARTITIONS_EXPORTED_MAX", 3)
-    await node.broker.create_topic(ANONYMOUS, "a", TopicConfig(partitions=2))
-    await node.broker.create_topic(ANONYMOUS, "b", TopicConfig(partitions=2))
+    await node.broker.topics.create(ANONYMOUS, "a", TopicConfig(partitions=2))
+    await node.broker.topics.create(ANONYMOUS, "b", TopicConfig(partitions=2))
     found = samples((await node.get("/metrics"))[2])
     listed = sum(name.startswith("penstock_partition_end_offset{") for name in found)
     assert listed == 3

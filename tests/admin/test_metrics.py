@@ -21,11 +21,11 @@ from penstock.admin.metrics import families
 from penstock.broker.access.audit import AuditStats
 from penstock.broker.access.logins import LoginStats
 from penstock.broker.cache.cache import CacheStats
+from penstock.broker.deliveries.admin import SubscriptionStatus
 from penstock.broker.deliveries.deadletters import DeadLetterStats
 from penstock.broker.deliveries.subscriptions import SubscriptionStats
-from penstock.broker.groups.groups import GroupStats
 from penstock.broker.groups.lag import GroupLag, LagReport
-from penstock.broker.groups.monitoring import SubscriptionStatus
+from penstock.broker.groups.offsets import GroupStats
 from penstock.broker.idempotence.producers import ProducerStats
 from penstock.broker.pipelines import PipelineInfo, Stage
 from penstock.broker.schedule.schedule import ScheduleStats

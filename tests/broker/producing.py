@@ -24,7 +24,7 @@ async def produce(
 ) -> list[Placement]:
     placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
     # set_result raises when called again, so this also shows that `done` is called once.
-    broker.produce(principal, topic, partition, values, keys, done=placed.set_result)
+    broker.records.produce(principal, topic, partition, values, keys, done=placed.set_result)
     return by_partition(await placed)
 
 

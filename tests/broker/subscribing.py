@@ -78,7 +78,7 @@ async def durable(broker: Broker) -> None:
 
 async def publish_qos0(broker: Broker, topic: str, values: list[bytes]) -> None:
     placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    broker.produce(ANONYMOUS, topic, -1, values, None, [QOS0_HEADERS] * len(values), done=placed.set_result)
+    broker.records.produce(ANONYMOUS, topic, -1, values, None, [QOS0_HEADERS] * len(values), done=placed.set_result)
     await placed
 
 

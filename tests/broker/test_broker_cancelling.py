@@ -31,24 +31,24 @@ WHO = ANONYMOUS
 
 # They change nothing, or one thing in one append: where they are cancelled it is made or not made, as a whole.
 SAFE_BY_THEMSELVES = {
-    "ensure_topic",  # creates in a task of its own
-    "seek_to_time",
-    "start_position",
-    "lag",
-    "follow_topic",
-    "group_lags",
+    "topics.ensure",  # creates in a task of its own
+    "groups.seek_to_time",
+    "groups.start_position",
+    "groups.lag",
+    "topics.follow",
+    "groups.lags",
     "coordinator.heartbeat",  # changes memory in one step; what was not stored is stored with the next heartbeat or sweep
     "coordinator.leave",  # likewise
-    "monitoring.groups",
-    "monitoring.subscriptions",
-    "monitoring.subscription_statuses",
+    "groups.statuses",
+    "subscription_admin.statuses",
+    "subscription_admin.first_statuses",
     "audit.query",
     "dead_letters.letter",
     "dead_letters.letters",
     "pipelines.report",
     "pipelines.note_end",
-    "snapshot",  # runs in a task of the engine's own
-    "release_snapshot",  # the removal is done by a thread; what is left, maintenance removes
+    "snapshots.create",  # runs in a task of the engine's own
+    "snapshots.release",  # the removal is done by a thread; what is left, maintenance removes
     "pipelines.stop",
     "producers.register",  # one append
     "schedule.list_pending",
@@ -79,9 +79,9 @@ async def test_creating_a_topic_with_a_schema_is_done_or_not_begun(broker: Broke
 
     async def attempt(step: int) -> bool:
         name = f"t{step}"
-        waited = await cancelled_at(step, broker.create_topic(WHO, name, TopicConfig(), "s"))
+        waited = await cancelled_at(step, broker.topics.create(WHO, name, TopicConfig(), "s"))
         with suppress(TopicExists):
-            await broker.create_topic(WHO, name, TopicConfig(), "s")
+            await broker.topics.create(WHO, name, TopicConfig(), "s")
         assert broker.schemas.bound_to(WHO, name) == "s"
         created = await broker.audit.query(SYSTEM, AuditQuery(types=["topic.create"], resource=name))
         assert created.total == 1
@@ -95,16 +95,16 @@ async def test_deleting_a_topic_takes_everything_of_it_along(broker: Broker) -> 
 
     async def attempt(step: int) -> bool:
         name = f"t{step}"
-        await broker.create_topic(WHO, name, TopicConfig(), "s")
-        await broker.commit_offset(WHO, name, "g", 0, 1)
+        await broker.topics.create(WHO, name, TopicConfig(), "s")
+        await broker.groups.commit(WHO, name, "g", 0, 1)
         subscription = await broker.subscriptions.subscribe(WHO, name, 1, name="workers")
-        waited = await cancelled_at(step, broker.delete_topic(WHO, name))
+        waited = await cancelled_at(step, broker.topics.delete(WHO, name))
         await broker.background.finish()
-        assert not broker.has_topic(name)
+        assert not broker.topics.exists(name)
         assert subscription.deleted
-        await broker.ensure_topic(WHO, name)
+        await broker.topics.ensure(WHO, name)
         assert broker.schemas.bound_to(WHO, name) is None
-        assert await broker.start_position(WHO, name, "g", 0, "committed") == 0
+        assert await broker.groups.start_position(WHO, name, "g", 0, "committed") == 0
         deleted = await broker.audit.query(SYSTEM, AuditQuery(types=["topic.delete"], resource=name))
         assert deleted.total == 1
         return waited
@@ -136,7 +136,7 @@ async def delay(broker: Broker, topic: str, value: bytes) -> Scheduled:
 async def test_a_delayed_record_whose_cancel_was_cancelled_waits_as_the_log_says(
     broker: Broker, engine: Engine
 ) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
 
     async def attempt(step: int) -> bool:
         entry = await delay(broker, "t", b"v")
@@ -156,12 +156,12 @@ async def test_a_delayed_record_whose_cancel_was_cancelled_waits_as_the_log_says
 async def test_a_dead_letter_is_replayed_once_although_a_replay_of_it_was_cancelled(broker: Broker) -> None:
     async def attempt(step: int) -> bool:
         topic = f"t{step}"
-        await broker.ensure_topic(WHO, topic)
+        await broker.topics.ensure(WHO, topic)
         await dead_letter(broker, [FailedRecord(topic, 0, 0, b"v", None, None, "why", 1, 1, 1)])
         waited = await cancelled_at(step, broker.dead_letters.replay(WHO, topic, "0-0"))
         await broker.dead_letters.replay_all(WHO, topic)
         await broker.background.finish()
-        assert await read_values(broker.partition(WHO, topic, 0)) == [b"v"]
+        assert await read_values(broker.records.partition(WHO, topic, 0)) == [b"v"]
         assert await broker.dead_letters.letters(WHO, topic, 10) == []
         return waited
 
@@ -200,14 +200,14 @@ async def test_what_was_changed_is_audited_although_the_caller_was_cancelled(bro
         waits = [
             await cancelled_at(step, broker.acls.set_acl(WHO, f"t{step}", users=["ann"])),
             await cancelled_at(step, broker.api_keys.create(WHO, f"k{step}")),
-            await cancelled_at(step, broker.reset_offset(WHO, "orders", f"g{step}", 0, "earliest")),
+            await cancelled_at(step, broker.groups.reset_offset(WHO, "orders", f"g{step}", 0, "earliest")),
         ]
         await broker.background.finish()
         for kind, name in (("acl.set", f"t{step}"), ("key.create", f"k{step}"), ("group.reset", f"g{step}")):
             assert (await broker.audit.query(SYSTEM, AuditQuery(types=[kind], resource=name))).total == 1
         return any(waits)
 
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await at_every_step(attempt)
 
 
@@ -232,28 +232,28 @@ async def test_a_group_keeps_its_place_under_the_limit_until_its_first_commit_is
 ) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(groups_max=1), access=OpenAccess())
     await broker.start()
-    committing = broker.commit_offset(WHO, "t", "first", 0, 1)
+    committing = broker.groups.commit(WHO, "t", "first", 0, 1)
     committing.cancel()
     await asyncio.wait([committing])
     with pytest.raises(LimitExceeded):
-        await broker.commit_offset(WHO, "t", "second", 0, 1)
-    await broker.commit_offset(WHO, "t", "first", 0, 2)
-    assert broker.committed_offset(WHO, "t", "first", 0) == 2
+        await broker.groups.commit(WHO, "t", "second", 0, 1)
+    await broker.groups.commit(WHO, "t", "first", 0, 2)
+    assert broker.groups.committed(WHO, "t", "first", 0) == 2
     await broker.close()
 
 
 async def test_closing_waits_for_operations_whose_callers_were_cancelled(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
-    assert await cancelled_at(1, broker.create_topic(WHO, "t", TopicConfig()))
+    assert await cancelled_at(1, broker.topics.create(WHO, "t", TopicConfig()))
     await broker.close()
     assert "t" in engine.topics()
 
 
 async def test_a_writer_that_gives_up_leaves_its_topic_usable(broker: Broker) -> None:
     async def attempt(step: int) -> bool:
-        waited = await cancelled_at(step, broker.ensure_topic(WHO, f"t{step}"))
-        await broker.ensure_topic(WHO, f"t{step}")
+        waited = await cancelled_at(step, broker.topics.ensure(WHO, f"t{step}"))
+        await broker.topics.ensure(WHO, f"t{step}")
         await produce(broker, f"t{step}", [b"v"])
         return waited
 

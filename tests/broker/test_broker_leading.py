@@ -39,7 +39,7 @@ class Direct:
         self.broker = broker
 
     async def create_topic(self, principal: Principal, name: str, config: TopicConfig, schema: str | None) -> None:
-        await self.broker.create_topic(principal, name, config, schema)
+        await self.broker.topics.create(principal, name, config, schema)
 
 
 @pytest.fixture(params=range(3), ids="seed {}".format)
@@ -60,7 +60,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_the_first_leads_and_the_others_begin_as_it_has_made_the_tables(nodes: list[Node]) -> None:
-    assert [node.broker.leads for node in nodes] == [True, False, False]
+    assert [node.broker.leading.leads for node in nodes] == [True, False, False]
     for node in nodes[1:]:
         await node.broker.leading.catch_up()
         assert node.engine.topics() == nodes[0].engine.topics()
@@ -68,7 +68,7 @@ async def test_the_first_leads_and_the_others_begin_as_it_has_made_the_tables(no
 
 async def test_users_rights_keys_schemas_and_offsets_show_everywhere(nodes: list[Node]) -> None:
     one, two, three = (node.broker for node in nodes)
-    await one.create_topic(WHO, "orders", TopicConfig())
+    await one.topics.create(WHO, "orders", TopicConfig())
     await one.users.create_user(WHO, "ada", "a good password", ["consumer"])
     await one.api_keys.create(WHO, "meter", ["producer"])
     await one.schemas.register(WHO, "order", "json", '{"type": "object"}')
@@ -76,10 +76,10 @@ async def test_users_rights_keys_schemas_and_offsets_show_everywhere(nodes: list
     assert [user.name for user in two.users.list_users(WHO)] == ["ada"]
     assert two.api_keys.roles_of("meter") == ("producer",)
     assert two.schemas.get(WHO, "order", 1).version == 1
-    await two.commit_offset(WHO, "orders", "g", 0, 7)
-    assert two.committed_offset(WHO, "orders", "g", 0) == 7
+    await two.groups.commit(WHO, "orders", "g", 0, 7)
+    assert two.groups.committed(WHO, "orders", "g", 0) == 7
     await three.leading.catch_up()
-    assert three.committed_offset(WHO, "orders", "g", 0) == 7
+    assert three.groups.committed(WHO, "orders", "g", 0) == 7
     await one.api_keys.revoke(WHO, "meter")
     await until(lambda: two.api_keys.roles_of("meter") is None)
 
@@ -87,20 +87,20 @@ async def test_users_rights_keys_schemas_and_offsets_show_everywhere(nodes: list
 async def test_a_node_that_follows_has_the_one_that_leads_create_topics(nodes: list[Node]) -> None:
     one, two, _ = (node.broker for node in nodes)
     with pytest.raises(NotLeading):
-        await two.create_topic(WHO, "orders", TopicConfig())
-    two.leader = Direct(one)
-    assert (await two.create_topic(WHO, "orders", TopicConfig(partitions=2))).config.partitions == 2
+        await two.topics.create(WHO, "orders", TopicConfig())
+    two.topics.leader = Direct(one)
+    assert (await two.topics.create(WHO, "orders", TopicConfig(partitions=2))).config.partitions == 2
     with pytest.raises(TopicExists):
-        await two.create_topic(WHO, "orders", TopicConfig())
-    await two.ensure_topic(WHO, "orders")
-    await two.ensure_topic(WHO, "missing")
+        await two.topics.create(WHO, "orders", TopicConfig())
+    await two.topics.ensure(WHO, "orders")
+    await two.topics.ensure(WHO, "missing")
     await produce(two, "missing", [b"x"])
-    assert await read_values(one.partition(WHO, "missing", 0)) == [b"x"]
+    assert await read_values(one.records.partition(WHO, "missing", 0)) == [b"x"]
 
 
 async def test_deliveries_and_delayed_records_continue_at_the_successor(nodes: list[Node], clock: ManualClock) -> None:
     one, two, _ = (node.broker for node in nodes)
-    await one.create_topic(WHO, "orders", TopicConfig())
+    await one.topics.create(WHO, "orders", TopicConfig())
     subscription = await subscribe(one, name="shop")
     await produce(one, "orders", [b"a", b"b"])
     assert await take_values(one, subscription, acknowledge=False) == [b"a", b"b"]
@@ -108,30 +108,30 @@ async def test_deliveries_and_delayed_records_continue_at_the_successor(nodes: l
     one.schedule.add(WHO, "orders", 0, b"later", delay_ms=1000, done=lambda _: accepted.set())
     await accepted.wait()
     await nodes[0].stop()
-    await until(lambda: two.leads)
+    await until(lambda: two.leading.leads)
     again = await subscribe(two, name="shop")
     assert again.id == subscription.id
     clock.advance(2)
     two.schedule.look()
     await until(lambda: two.schedule.stats.delivered == 1)
-    await two.follow_topic(WHO, "orders")
+    await two.topics.follow(WHO, "orders")
     assert await take_values(two, again) == [b"a", b"b", b"later"]
 
 
 async def test_what_a_node_decides_that_was_replaced_is_refused(nodes: list[Node]) -> None:
     one, two, _ = (node.broker for node in nodes)
-    await one.create_topic(WHO, "orders", TopicConfig())
+    await one.topics.create(WHO, "orders", TopicConfig())
     subscription = await subscribe(one, name="shop")
     await produce(one, "orders", [b"a"])
     transaction = one.transactions.begin(WHO)
     one.transactions.produce(WHO, "orders", transaction, 0, [b"never"], done=lambda _: None)
     nodes[0].engine.log.depose(nodes[0].engine)
-    await until(lambda: two.leads)
-    assert not one.leads
+    await until(lambda: two.leading.leads)
+    assert not one.leading.leads
     with pytest.raises(NotWritten):
         await one.transactions.commit(WHO, transaction)
     with pytest.raises(NotWritten):
-        await one.create_topic(WHO, "more", TopicConfig())
+        await one.topics.create(WHO, "more", TopicConfig())
     with pytest.raises(PenstockError):
         await one.users.create_user(WHO, "eve", "a good password", ["admin"])
     assert await take_values(one, subscription) == [b"a"]
@@ -140,5 +140,5 @@ async def test_what_a_node_decides_that_was_replaced_is_refused(nodes: list[Node
     assert isinstance(await answered, PenstockError)
     again = await subscribe(two, name="shop")
     assert await take_values(two, again) == [b"a"]
-    assert await read_values(two.partition(WHO, "orders", 0)) == [b"a"]
+    assert await read_values(two.records.partition(WHO, "orders", 0)) == [b"a"]
     assert list(two.users.list_users(WHO)) == []

@@ -227,14 +227,14 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     def create_topic(self, name: str, partitions: int, durability: str) -> None:
         async def actual() -> None:
             config = TopicConfig(partitions, Durability.parse(durability), segment_bytes=1 << 16)
-            await self.broker.create_topic(WHO, name, config)
+            await self.broker.topics.create(WHO, name, config)
 
         self.same(lambda: self.model.create(name, partitions, flushed=durability == "fsync"), actual)
 
     @rule(name=EXISTING)
     def delete_topic(self, name: str) -> None:
         async def actual() -> None:
-            await self.broker.delete_topic(WHO, name)
+            await self.broker.topics.delete(WHO, name)
 
         self.same(lambda: self.model.delete(name), actual)
 
@@ -258,7 +258,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     @rule(name=TOPICS, index=PARTITIONS, offset=st.integers(0, 60))
     def read(self, name: str, index: int, offset: int) -> None:
         async def actual() -> list[Record]:
-            partition = self.broker.partition(WHO, name, index)
+            partition = self.broker.records.partition(WHO, name, index)
             records: list[Record] = []
             at = offset
             while blocks := await partition.read(at, max_bytes=200):
@@ -276,7 +276,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     @rule(name=TOPICS, group=GROUPS, partition=PARTITIONS, offset=st.integers(0, 60))
     def commit(self, name: str, group: str, partition: int, offset: int) -> None:
         async def actual() -> None:
-            await self.broker.commit_offset(WHO, name, group, partition, offset)
+            await self.broker.groups.commit(WHO, name, group, partition, offset)
 
         self.same(lambda: self.model.commit(name, group, partition, offset), actual)
 
@@ -289,17 +289,17 @@ class BrokerAgainstModel(RuleBasedStateMachine):
             return offset
 
         async def actual() -> int:
-            return await self.broker.reset_offset(WHO, name, group, partition, mode)
+            return await self.broker.groups.reset_offset(WHO, name, group, partition, mode)
 
         self.same(expected, actual)
 
     @rule(name=TOPICS, group=GROUPS, partition=PARTITIONS)
     def look_at_a_group(self, name: str, group: str, partition: int) -> None:
         async def committed() -> int | None:
-            return self.broker.committed_offset(WHO, name, group, partition)
+            return self.broker.groups.committed(WHO, name, group, partition)
 
         async def lag() -> int:
-            return (await self.broker.lag(WHO, name, group, partition)).records
+            return (await self.broker.groups.lag(WHO, name, group, partition)).records
 
         self.same(lambda: self.model.committed(name, group, partition), committed)
         self.same(lambda: self.model.lag(name, group, partition), lag)
@@ -307,19 +307,19 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     @rule(name=EXISTING, group=GROUPS, session_id=st.sampled_from(["s1", "s2"]))
     def subscribe(self, name: str, group: str, session_id: str) -> None:
         async def actual() -> None:
-            self.broker.subscribe(WHO, name, group, session_id)
+            self.broker.groups.subscribe(WHO, name, group, session_id)
 
         self.same(lambda: self.model.subscribe(name, group, session_id), actual)
 
     @rule(session_id=st.sampled_from(["s1", "s2"]))
     def unsubscribe(self, session_id: str) -> None:
-        self.broker.unsubscribe(session_id)
+        self.broker.groups.unsubscribe(session_id)
         self.model.unsubscribe(session_id)
 
     @rule(group=GROUPS)
     def delete_group(self, group: str) -> None:
         async def actual() -> None:
-            await self.broker.delete_group(WHO, group)
+            await self.broker.groups.delete(WHO, group)
 
         self.same(lambda: self.model.delete_group(group), actual)
 
@@ -327,16 +327,16 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def topics_and_ends_agree(self) -> None:
-        assert self.broker.topic_names(WHO) == sorted(self.model.topics)
+        assert self.broker.topics.names(WHO) == sorted(self.model.topics)
         for name, topic in self.model.topics.items():
-            described = self.broker.describe_topic(WHO, name).partitions
+            described = self.broker.topics.describe(WHO, name).partitions
             assert [part.committed_end for part in described] == [len(records) for records in topic.partitions]
 
     @invariant()
     def groups_agree(self) -> None:
         listed = [
             (info.topic, info.group, info.members, {offset.partition: offset.offset for offset in info.offsets})
-            for info in self.broker.list_groups(WHO)
+            for info in self.broker.groups.all(WHO)
         ]
         assert listed == self.model.groups()
 

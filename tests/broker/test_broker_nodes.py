@@ -30,7 +30,7 @@ class Node:
         self.broker = Broker(self.engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
 
     async def values(self, topic: str) -> list[bytes | None]:
-        return await read_values(self.broker.partition(WHO, topic, 0))
+        return await read_values(self.broker.records.partition(WHO, topic, 0))
 
 
 @pytest.fixture(params=range(3), ids="seed {}".format)
@@ -52,8 +52,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def shared_topic(nodes: list[Node], partitions: int = 1) -> None:
-    await nodes[0].broker.create_topic(WHO, "orders", TopicConfig(partitions=partitions))
-    await until(lambda: nodes[1].broker.has_topic("orders"))
+    await nodes[0].broker.topics.create(WHO, "orders", TopicConfig(partitions=partitions))
+    await until(lambda: nodes[1].broker.topics.exists("orders"))
 
 
 async def test_a_reader_elsewhere_begins_behind_what_was_acknowledged_here(nodes: list[Node]) -> None:
@@ -62,9 +62,9 @@ async def test_a_reader_elsewhere_begins_behind_what_was_acknowledged_here(nodes
     for number in range(5):
         await produce(one, "orders", [b"%d" % number])
     assert await nodes[1].values("orders") == [b"%d" % number for number in range(5)]
-    end = await two.start_position(WHO, "orders", "g", 0, "latest")
-    assert end == one.partition(WHO, "orders", 0).committed_end
-    described = await two.follow_topic(WHO, "orders")
+    end = await two.groups.start_position(WHO, "orders", "g", 0, "latest")
+    assert end == one.records.partition(WHO, "orders", 0).committed_end
+    described = await two.topics.follow(WHO, "orders")
     assert described.partitions[0].committed_end == end
 
 
@@ -72,12 +72,12 @@ async def test_an_offset_that_is_committed_here_is_where_the_group_continues_els
     one, two = (node.broker for node in nodes)
     await shared_topic(nodes)
     for offset in range(1, 20):
-        await one.commit_offset(WHO, "orders", "g", 0, offset)
-        assert one.committed_offset(WHO, "orders", "g", 0) == offset
-    await until(lambda: any(info.group == "g" for info in two.list_groups(WHO)))
-    await until(lambda: two.committed_offset(WHO, "orders", "g", 0) == 19)
-    await two.commit_offset(WHO, "orders", "g", 0, 3)
-    await until(lambda: one.committed_offset(WHO, "orders", "g", 0) == 3)
+        await one.groups.commit(WHO, "orders", "g", 0, offset)
+        assert one.groups.committed(WHO, "orders", "g", 0) == offset
+    await until(lambda: any(info.group == "g" for info in two.groups.all(WHO)))
+    await until(lambda: two.groups.committed(WHO, "orders", "g", 0) == 19)
+    await two.groups.commit(WHO, "orders", "g", 0, 3)
+    await until(lambda: one.groups.committed(WHO, "orders", "g", 0) == 3)
 
 
 async def test_a_subscription_reads_partitions_that_another_node_adds(nodes: list[Node]) -> None:
@@ -87,7 +87,7 @@ async def test_a_subscription_reads_partitions_that_another_node_adds(nodes: lis
     await one.topics.add_partitions(WHO, "orders", 3)
     await until(lambda: len(subscription.positions) == 3)
     await produce(one, "orders", [b"new"], partition=2)
-    await two.follow_topic(WHO, "orders")
+    await two.topics.follow(WHO, "orders")
     assert await take_values(two, subscription) == [b"new"]
 
 
@@ -96,7 +96,7 @@ async def test_a_subscription_ends_with_its_topic_on_whichever_node_that_is_dele
     await shared_topic(nodes)
     subscription = await subscribe(two)
     await produce(one, "orders", [b"x"])
-    await one.delete_topic(WHO, "orders")
+    await one.topics.delete(WHO, "orders")
     await until(lambda: subscription.deleted)
     assert len(two.subscriptions) == 0
     with pytest.raises(TopicNotFound):
@@ -145,7 +145,7 @@ async def test_a_request_of_an_idempotent_producer_is_stored_once_if_its_answer_
     nodes: list[Node], durability: str, *, stored: bool
 ) -> None:
     broker = nodes[0].broker
-    await broker.create_topic(WHO, "orders", TopicConfig(durability=Durability.parse(durability)))
+    await broker.topics.create(WHO, "orders", TopicConfig(durability=Durability.parse(durability)))
     client = await client_of(broker)
     request = client.request("orders", [b"once"])
     await broker.audit.written()  # the lost answer is that of the request
@@ -163,7 +163,7 @@ async def test_a_request_of_an_idempotent_producer_is_stored_once_if_its_answer_
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
 async def test_a_producer_is_registered_if_the_answer_is_lost(nodes: list[Node], *, stored: bool) -> None:
     broker = nodes[0].broker
-    await broker.create_topic(WHO, "orders", TopicConfig())
+    await broker.topics.create(WHO, "orders", TopicConfig())
     await broker.audit.written()
     nodes[0].engine.lose_answer(stored=stored)
     if not stored:

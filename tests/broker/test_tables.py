@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.broker.broker import Broker
-from penstock.broker.groups.groups import CommittedOffset, OffsetKey
+from penstock.broker.groups.offsets import CommittedOffset, OffsetKey
 from penstock.broker.idempotence.producers import _ENTRIES, _KEYS
 from penstock.broker.idempotence.stored import PRODUCERS_TOPIC
 from penstock.broker.table import Table

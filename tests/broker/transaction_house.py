@@ -68,7 +68,7 @@ class House:
         return self.broker.transactions
 
     async def topic(self, name: str, **settings: Any) -> None:
-        await self.broker.create_topic(ANONYMOUS, name, TopicConfig(**settings))
+        await self.broker.topics.create(ANONYMOUS, name, TopicConfig(**settings))
         # So that a fault of the disk meets what the test does next, and not the event of this.
         await self.broker.audit.written()
 

@@ -65,14 +65,14 @@ class Readers:
     async def consume(self, broker: Broker) -> None:
         """Read what the group has not read, and commit it."""
         for index in range(PARTITIONS):
-            offset = await broker.start_position(ANONYMOUS, "loose", "g", index, "committed")
-            partition = broker.partition(ANONYMOUS, "loose", index)
+            offset = await broker.groups.start_position(ANONYMOUS, "loose", "g", index, "committed")
+            partition = broker.records.partition(ANONYMOUS, "loose", index)
             while offset < partition.committed_end:
                 for block in await partition.read(offset):
                     at = block.index_of(offset)
                     self.by_group |= set(map(Seen, [index] * block.count, block.offsets(at), block.values(at)))
                     offset = block.next_offset
-            await broker.commit_offset(ANONYMOUS, "loose", "g", index, offset)
+            await broker.groups.commit(ANONYMOUS, "loose", "g", index, offset)
 
     async def take_all(self, broker: Broker) -> None:
         """Take what the subscription has, and acknowledge most of it."""
@@ -103,7 +103,7 @@ async def test_no_reader_skips_a_record_that_took_the_offset_of_a_lost_one(tmp_p
     directory = tmp_path / "0"
     engine, broker = await started(directory)
     config = TopicConfig(partitions=PARTITIONS, durability=Durability("none"))
-    await broker.create_topic(ANONYMOUS, "loose", config)
+    await broker.topics.create(ANONYMOUS, "loose", config)
     await broker.close()
     await engine.close()
     for cut in range(CUTS):

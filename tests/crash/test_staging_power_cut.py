@@ -78,7 +78,7 @@ async def test_epochs_are_whole_and_there_once_after_a_power_cut(tmp_path: Path,
         await engine.start()
         broker = Broker(engine, clock=SystemClock(), limits=LIMITS)
         await broker.start()
-        await broker.create_topic(ANONYMOUS, "out", TopicConfig(partitions=PARTITIONS))
+        await broker.topics.create(ANONYMOUS, "out", TopicConfig(partitions=PARTITIONS))
         while not disk.is_off:
             await write_epoch(broker, "first", acknowledged)
             acknowledged += 1
@@ -93,7 +93,7 @@ async def test_epochs_are_whole_and_there_once_after_a_power_cut(tmp_path: Path,
     broker = Broker(engine, clock=SystemClock(), limits=LIMITS)
     await broker.start()
     if "out" not in engine.topics():
-        await broker.create_topic(ANONYMOUS, "out", TopicConfig(partitions=PARTITIONS))
+        await broker.topics.create(ANONYMOUS, "out", TopicConfig(partitions=PARTITIONS))
     entry = await broker.staging.begin_run(ANONYMOUS, "app", "second")
     assert entry.epoch >= acknowledged - 1, "an epoch that was acknowledged is forgotten"
     # One that was decided is gone on with; the next commit waits for it.

@@ -118,7 +118,7 @@ class Bench:
         await self._engine.start()
         broker = Broker(self._engine, clock=self.clock, limits=BrokerLimits(), access=OpenAccess())
         await broker.start()
-        await broker.create_topic(ANONYMOUS, "t", TopicConfig())
+        await broker.topics.create(ANONYMOUS, "t", TopicConfig())
         return broker
 
     def close(self) -> None:

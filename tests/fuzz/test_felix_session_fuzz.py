@@ -112,7 +112,7 @@ BARRIER = CacheGet(key="k", request_id="the barrier")
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with a_stage(tmp_path_factory.mktemp("felix") / "data") as stage:
-        stage.run(stage.broker.ensure_topic(ANONYMOUS, "demo"))
+        stage.run(stage.broker.topics.ensure(ANONYMOUS, "demo"))
         yield stage
 
 

@@ -114,7 +114,7 @@ def outcome(
     broker = stage.broker
 
     async def converse() -> Outcome:
-        await broker.create_topic(ANONYMOUS, name, topic.config, "numbers" if topic.schema else None)
+        await broker.topics.create(ANONYMOUS, name, topic.config, "numbers" if topic.schema else None)
         transaction = broker.transactions.begin(ANONYMOUS)
         peer = RecordingPeer()
         session = listener(peer)
@@ -126,8 +126,8 @@ def outcome(
         session.closed()
         await broker.transactions.commit(ANONYMOUS, transaction)
         partitions = range(topic.config.partitions)
-        stored = [await read_values(broker.partition(ANONYMOUS, name, index)) for index in partitions]
-        await broker.delete_topic(ANONYMOUS, name)
+        stored = [await read_values(broker.records.partition(ANONYMOUS, name, index)) for index in partitions]
+        await broker.topics.delete(ANONYMOUS, name)
         return Outcome(re.sub(rb"txn-[0-9a-f]{32}", b"txn", peer.sent).replace(name.encode(), b"topic"), stored)
 
     return stage.run(converse())

@@ -41,7 +41,7 @@ API_KEY = "dev-key"
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with a_stage(tmp_path_factory.mktemp("tcp") / "data") as stage:
         for topic in TOPICS:
-            stage.run(stage.broker.ensure_topic(ANONYMOUS, topic))
+            stage.run(stage.broker.topics.ensure(ANONYMOUS, topic))
         yield stage
 
 

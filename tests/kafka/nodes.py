@@ -81,4 +81,4 @@ class NodeThread(RunningBroker):
 
     @property
     def leads(self) -> bool:
-        return self.server.broker.leads
+        return self.server.broker.leading.leads

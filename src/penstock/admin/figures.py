@@ -20,11 +20,11 @@ from penstock.broker.access.checks import SYSTEM
 from penstock.broker.access.logins import LoginStats
 from penstock.broker.broker import Broker
 from penstock.broker.cache.cache import CacheStats
+from penstock.broker.deliveries.admin import SubscriptionStatus
 from penstock.broker.deliveries.deadletters import DeadLetterStats
 from penstock.broker.deliveries.subscriptions import SubscriptionStats
-from penstock.broker.groups.groups import GroupStats
 from penstock.broker.groups.lag import LagReport
-from penstock.broker.groups.monitoring import SubscriptionStatus
+from penstock.broker.groups.offsets import GroupStats
 from penstock.broker.idempotence.producers import ProducerStats
 from penstock.broker.pipelines import PipelineInfo
 from penstock.broker.schedule.schedule import ScheduleStats
@@ -140,8 +140,8 @@ class Sources(NamedTuple):
 
 
 async def gather(sources: Sources) -> Figures:
-    lags = await sources.broker.group_lags(SYSTEM, LAGS_EXPORTED_MAX)
-    subscription_statuses = await sources.broker.monitoring.subscription_statuses(SYSTEM, LAGS_EXPORTED_MAX)
+    lags = await sources.broker.groups.lags(SYSTEM, LAGS_EXPORTED_MAX)
+    subscription_statuses = await sources.broker.subscription_admin.first_statuses(SYSTEM, LAGS_EXPORTED_MAX)
     # From here on nothing waits, so the numbers are of one moment.
     engine = sources.engine
     partitions: list[PartitionFigures] = []
@@ -160,7 +160,7 @@ async def gather(sources: Sources) -> Figures:
         partitions_left_out=partitions_left_out,
         partitions_failed=len(engine.failed.reasons()),
         lags=lags,
-        groups=copy.copy(sources.broker.group_stats),
+        groups=copy.copy(sources.broker.groups.stats),
         group_members=sources.broker.coordinator.member_count,
         delayed_pending=sources.broker.schedule.pending,
         schedule=copy.deepcopy(sources.broker.schedule.stats),

@@ -143,12 +143,12 @@ class History:
     async def _current_lags(self) -> dict[SeriesKey, tuple[int, float | None]]:
         broker = self._sources.broker
         lags: dict[SeriesKey, tuple[int, float | None]] = {}
-        for each in (await broker.group_lags(SYSTEM, LAGS_EXPORTED_MAX)).lags:
+        for each in (await broker.groups.lags(SYSTEM, LAGS_EXPORTED_MAX)).lags:
             key = SeriesKey("group", each.topic, each.group)
             records, seconds = lags.get(key, (0, 0.0))
             oldest_s = None if seconds is None or each.seconds is None else max(seconds, each.seconds)
             lags[key] = records + each.records, oldest_s
-        for status in await broker.monitoring.subscription_statuses(SYSTEM, LAGS_EXPORTED_MAX):
+        for status in await broker.subscription_admin.first_statuses(SYSTEM, LAGS_EXPORTED_MAX):
             lags[SeriesKey("subscription", status.topic, status.name)] = status.lag, status.seconds
         return lags
 

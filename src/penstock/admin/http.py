@@ -217,7 +217,7 @@ class AdminServer:
         """Hand a request to what answers it. By the path as it was sent: names in it may have encoded slashes, and line ends."""
         path = scope["raw_path"] if scope["type"] == "http" else b""
         served = next((each for prefix, each in self._served.items() if path.startswith(prefix)), self._pages)
-        if served is not self._pages and self._leader_url is not None and not self._broker.leads:
+        if served is not self._pages and self._leader_url is not None and not self._broker.leading.leads:
             served = self._elsewhere
         await served(scope, receive, send)
 

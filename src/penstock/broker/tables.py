@@ -15,8 +15,8 @@ from penstock.broker.deliveries.deadletters import DEADLETTERS_TOPIC, MarkKey
 from penstock.broker.deliveries.stored import StoredSubscription
 from penstock.broker.deliveries.subscriptions import SUBSCRIPTIONS_TOPIC
 from penstock.broker.groups.coordinator import MEMBERS_TOPIC
-from penstock.broker.groups.groups import GROUPS_TOPIC, CommittedOffset, OffsetKey
 from penstock.broker.groups.membership import MemberKey, StoredMember
+from penstock.broker.groups.offsets import GROUPS_TOPIC, CommittedOffset, OffsetKey
 from penstock.broker.idempotence.stored import PRODUCERS_TOPIC, ProducerKey, StoredProducer, StoredRequest
 from penstock.broker.pipelines import PIPELINES_TOPIC, Pipeline
 from penstock.broker.schemas.entries import Entry, EntryKey

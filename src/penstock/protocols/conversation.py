@@ -353,7 +353,7 @@ class Conversation(ABC, Generic[Message]):
             self._answer_read(message, slot, data)
 
     async def _create_topic_and(self, write: Callable[[], None], principal: Principal, topic: str) -> None:
-        await self._broker.ensure_topic(principal, topic)
+        await self._broker.topics.ensure(principal, topic)
         write()
 
     # --- replies ---

@@ -25,7 +25,7 @@ def ask() -> Iterator[Asking]:
 
 def commit(ask: Asking, group: str, offset: int) -> None:
     async def committing() -> None:
-        await ask.broker.server.broker.commit_offset(SYSTEM, "orders", group, 0, offset)
+        await ask.broker.server.broker.groups.commit(SYSTEM, "orders", group, 0, offset)
 
     on_loop(ask.broker, committing())
 

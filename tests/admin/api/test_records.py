@@ -167,7 +167,7 @@ def produce_expiring(ask: Asking, topic: str, count: int, *, kept: int) -> None:
 
     async def producing() -> None:
         placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        ask.broker.server.broker.produce(
+        ask.broker.server.broker.records.produce(
             SYSTEM,
             topic,
             0,

@@ -58,7 +58,7 @@ def path_of(endpoint: Endpoint) -> str:
 def principals() -> Iterator[tuple[Asking, dict[str, Asking]]]:
     with asking(listeners=LOGIN_REQUIRED) as ask:
         broker = ask.broker.server.broker
-        on_loop(ask.broker, broker.create_topic(SYSTEM, "orders", TopicConfig()))
+        on_loop(ask.broker, broker.topics.create(SYSTEM, "orders", TopicConfig()))
         for role, operation in ONLY.items():
             on_loop(ask.broker, broker.users.set_role(SYSTEM, role, [operation.value]))
         yield ask, {role: ask.with_key(new_key(ask.broker, f"of-{role}", role)) for role in ROLES}

@@ -21,7 +21,7 @@ def test_a_group_is_reset_as_its_preview_says(chromium: Browser, ask: Asking) ->
     ask.ok("POST", "/topics/invoices/records", {"records": [{"value": str(n)} for n in range(5)]})
 
     async def committing() -> None:
-        await ask.broker.server.broker.commit_offset(SYSTEM, "invoices", "billing", 0, 4)
+        await ask.broker.server.broker.groups.commit(SYSTEM, "invoices", "billing", 0, 4)
 
     on_loop(ask.broker, committing())
     with at(chromium, ask.broker, "/groups") as page:

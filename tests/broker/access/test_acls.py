@@ -133,4 +133,4 @@ async def test_an_acl_of_a_group_names_users_and_roles_and_nothing_else(broker: 
 
 async def test_no_topic_has_a_name_that_an_acl_of_a_group_has(broker: Broker) -> None:
     with pytest.raises(InvalidTopicName):
-        await broker.ensure_topic(SYSTEM, "group://billing")
+        await broker.topics.ensure(SYSTEM, "group://billing")

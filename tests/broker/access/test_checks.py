@@ -27,6 +27,7 @@ from penstock.broker.access.users import Users
 from penstock.broker.broker import Broker
 from penstock.broker.cache.cache import Cache
 from penstock.broker.cluster import Cluster
+from penstock.broker.deliveries.admin import SubscriptionAdmin
 from penstock.broker.deliveries.deadletters import DeadLetters
 from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.broker.deliveries.stored import StoredSubscription
@@ -34,14 +35,17 @@ from penstock.broker.deliveries.subscription import Subscription
 from penstock.broker.deliveries.subscriptions import Subscriptions
 from penstock.broker.groups.coordinator import Coordinator
 from penstock.broker.groups.membership import Heartbeat, MemberOffset, Session
-from penstock.broker.groups.monitoring import Filter, Monitoring
-from penstock.broker.groups.resets import Resets, ResetTarget
+from penstock.broker.groups.monitoring import Filter
+from penstock.broker.groups.operations import Groups
+from penstock.broker.groups.resets import ResetTarget
 from penstock.broker.idempotence.producers import IdempotentProducers
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.pipelines import Pipelines, Report
+from penstock.broker.records.operations import Records
 from penstock.broker.schedule.schedule import Schedule
 from penstock.broker.schemas.operations import Schemas
-from penstock.broker.topics.changes import TopicChanges
+from penstock.broker.snapshots import Snapshots
+from penstock.broker.topics.operations import Topics
 from penstock.broker.transactions.entries import Place
 from penstock.broker.transactions.staging import Staging
 from penstock.broker.transactions.transactions import Transactions
@@ -81,10 +85,12 @@ PARTS: dict[str, type] = {
     "api_keys": ApiKeys,
     "pipelines": Pipelines,
     "cache": Cache,
-    "topics": TopicChanges,
+    "topics": Topics,
+    "records": Records,
     "coordinator": Coordinator,
-    "monitoring": Monitoring,
-    "resets": Resets,
+    "groups": Groups,
+    "subscription_admin": SubscriptionAdmin,
+    "snapshots": Snapshots,
     "explaining": Explaining,
     "producers": IdempotentProducers,
 }
@@ -124,53 +130,65 @@ def a_subscription(topic: str, name: str = "g") -> Subscription:
 
 # Every operation, what it must ask for, and how to call it with a topic's name.
 OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
-    "topic_names": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.topic_names(who)),
-    "snapshot": (Operation.ADMIN, WHOLE, lambda b, who, t: of_files(b.snapshot, who)),
-    "release_snapshot": (Operation.ADMIN, WHOLE, lambda b, who, t: of_files(b.release_snapshot, who, "0" * 32)),
-    "describe_topic": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.describe_topic(who, t)),
-    "follow_topic": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.follow_topic(who, t)),
-    "create_topic": (Operation.CREATE, TOPIC, lambda b, who, t: b.create_topic(who, t, TopicConfig())),
-    "ensure_topic": (Operation.WRITE, TOPIC, lambda b, who, t: b.ensure_topic(who, t)),
-    "delete_topic": (Operation.DELETE, TOPIC, lambda b, who, t: b.delete_topic(who, t)),
+    "topics.names": (Operation.DESCRIBE, WHOLE, lambda b, who, t: b.topics.names(who)),
+    "snapshots.create": (Operation.ADMIN, WHOLE, lambda b, who, t: of_files(b.snapshots.create, who)),
+    "snapshots.release": (Operation.ADMIN, WHOLE, lambda b, who, t: of_files(b.snapshots.release, who, "0" * 32)),
+    "topics.describe": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.topics.describe(who, t)),
+    "topics.follow": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.topics.follow(who, t)),
+    "topics.create": (Operation.CREATE, TOPIC, lambda b, who, t: b.topics.create(who, t, TopicConfig())),
+    "topics.ensure": (Operation.WRITE, TOPIC, lambda b, who, t: b.topics.ensure(who, t)),
+    "topics.delete": (Operation.DELETE, TOPIC, lambda b, who, t: b.topics.delete(who, t)),
     "topics.alter": (Operation.CREATE, TOPIC, lambda b, who, t: b.topics.alter(who, t, [("compression", "zstd")])),
     "topics.add_partitions": (Operation.CREATE, TOPIC, lambda b, who, t: b.topics.add_partitions(who, t, 2)),
     "topics.configure": (Operation.CREATE, TOPIC, lambda b, who, t: b.topics.configure(who, t, TopicConfig())),
     "topics.truncate": (Operation.DELETE, TOPIC, lambda b, who, t: b.topics.truncate(who, t, "end")),
-    "produce": (
+    "records.produce": (
         Operation.WRITE,
         TOPIC,
-        lambda b, who, t: b.produce(who, t, 0, [b"v"], [b"k"], done=lambda placed: None),
+        lambda b, who, t: b.records.produce(who, t, 0, [b"v"], [b"k"], done=lambda placed: None),
     ),
-    "produce_together": (
+    "records.produce_together": (
         Operation.WRITE,
         TOPIC,
-        lambda b, who, t: b.produce_together(who, t, [b"v"], done=lambda placed: None),
+        lambda b, who, t: b.records.produce_together(who, t, [b"v"], done=lambda placed: None),
     ),
-    "partition": (Operation.READ, TOPIC, lambda b, who, t: b.partition(who, t, 0)),
-    "readable_topic": (Operation.READ, TOPIC, lambda b, who, t: b.readable_topic(who, t)),
-    "commit_offset": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.commit_offset(who, t, "g", 0, 1)),
-    "committed_offset": (Operation.READ, TOPIC, lambda b, who, t: b.committed_offset(who, t, "g", 0)),
-    "start_position": (Operation.READ, TOPIC, lambda b, who, t: b.start_position(who, t, "g", 0, "earliest")),
-    "subscribe": (Operation.READ, TOPIC, lambda b, who, t: b.subscribe(who, t, "g", "session")),
-    "seek_to_time": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.seek_to_time(who, t, "g", 0, 0)),
-    "lag": (Operation.READ, TOPIC, lambda b, who, t: b.lag(who, t, "g", 0)),
-    "reset_offset": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.reset_offset(who, t, "g", 0, "earliest")),
-    "resets.reset_group": (
+    "records.partition": (Operation.READ, TOPIC, lambda b, who, t: b.records.partition(who, t, 0)),
+    "records.readable_topic": (Operation.READ, TOPIC, lambda b, who, t: b.records.readable_topic(who, t)),
+    "groups.commit": (Operation.COMMIT, GROUP_IN_TOPIC, lambda b, who, t: b.groups.commit(who, t, "g", 0, 1)),
+    "groups.committed": (Operation.READ, TOPIC, lambda b, who, t: b.groups.committed(who, t, "g", 0)),
+    "groups.start_position": (
+        Operation.READ,
+        TOPIC,
+        lambda b, who, t: b.groups.start_position(who, t, "g", 0, "earliest"),
+    ),
+    "groups.subscribe": (Operation.READ, TOPIC, lambda b, who, t: b.groups.subscribe(who, t, "g", "session")),
+    "groups.seek_to_time": (
         Operation.COMMIT,
         GROUP_IN_TOPIC,
-        lambda b, who, t: b.resets.reset_group(who, t, "g", ResetTarget("earliest")),
+        lambda b, who, t: b.groups.seek_to_time(who, t, "g", 0, 0),
     ),
-    "resets.reset_subscription": (
+    "groups.lag": (Operation.READ, TOPIC, lambda b, who, t: b.groups.lag(who, t, "g", 0)),
+    "groups.reset_offset": (
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
+        lambda b, who, t: b.groups.reset_offset(who, t, "g", 0, "earliest"),
+    ),
+    "groups.reset": (
+        Operation.COMMIT,
+        GROUP_IN_TOPIC,
+        lambda b, who, t: b.groups.reset(who, t, "g", ResetTarget("earliest")),
+    ),
+    "subscription_admin.reset": (
         Operation.COMMIT,
         GROUP_IN_TOPIC,
         lambda b, who, t: let_in(
-            GroupNotFound, lambda: b.resets.reset_subscription(who, t, "g", ResetTarget("earliest"))
+            GroupNotFound, lambda: b.subscription_admin.reset(who, t, "g", ResetTarget("earliest"))
         ),
     ),
-    "list_groups": (Operation.ADMIN, WHOLE, lambda b, who, t: b.list_groups(who)),
-    "describe_group": (Operation.ADMIN, GROUP, lambda b, who, t: b.describe_group(who, "g")),
-    "delete_group": (Operation.ADMIN, GROUP, lambda b, who, t: b.delete_group(who, "g")),
-    "group_lags": (Operation.ADMIN, WHOLE, lambda b, who, t: b.group_lags(who)),
+    "groups.all": (Operation.ADMIN, WHOLE, lambda b, who, t: b.groups.all(who)),
+    "groups.describe": (Operation.ADMIN, GROUP, lambda b, who, t: b.groups.describe(who, "g")),
+    "groups.delete": (Operation.ADMIN, GROUP, lambda b, who, t: b.groups.delete(who, "g")),
+    "groups.lags": (Operation.ADMIN, WHOLE, lambda b, who, t: b.groups.lags(who)),
     "acls.set_acl": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.set_acl(who, t, users=["ann"])),
     "acls.get_acl": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.get_acl(who, t)),
     "acls.delete_acl": (Operation.ADMIN, WHOLE, lambda b, who, t: b.acls.delete_acl(who, t)),
@@ -377,20 +395,24 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
             ConsumerFenced, lambda: b.coordinator.commit(who, "g", [MemberOffset(t, 0, 1, 1)], "m")
         ),
     ),
-    "monitoring.groups": (Operation.ADMIN, WHOLE, lambda b, who, t: b.monitoring.groups(who, Filter())),
-    "monitoring.subscriptions": (Operation.ADMIN, WHOLE, lambda b, who, t: b.monitoring.subscriptions(who, Filter())),
-    "monitoring.subscription_statuses": (
+    "groups.statuses": (Operation.ADMIN, WHOLE, lambda b, who, t: b.groups.statuses(who, Filter())),
+    "subscription_admin.statuses": (
         Operation.ADMIN,
         WHOLE,
-        lambda b, who, t: b.monitoring.subscription_statuses(who, 10),
+        lambda b, who, t: b.subscription_admin.statuses(who, Filter()),
+    ),
+    "subscription_admin.first_statuses": (
+        Operation.ADMIN,
+        WHOLE,
+        lambda b, who, t: b.subscription_admin.first_statuses(who, 10),
     ),
     "cache.get": (Operation.READ, TOPIC, lambda b, who, t: b.cache.get(who, t, "key")),
 }
 ON_TOPICS = [name for name, (_, resource, _) in OPERATIONS.items() if resource in (TOPIC, GROUP_IN_TOPIC)]
 # Operations on a group that may be left out; then they only read the topic.
 WITHOUT_GROUP: dict[str, Call] = {
-    "seek_to_time": lambda b, who, t: b.seek_to_time(who, t, "", 0, 0),
-    "seek_to_time by name": lambda b, who, t: b.seek_to_time(who, t, group="", partition=0, timestamp_ms=0),
+    "seek_to_time": lambda b, who, t: b.groups.seek_to_time(who, t, "", 0, 0),
+    "seek_to_time by name": lambda b, who, t: b.groups.seek_to_time(who, t, group="", partition=0, timestamp_ms=0),
     "subscribe": lambda b, who, t: b.subscriptions.subscribe(who, t, 1),
     "take_many": lambda b, who, t: b.subscriptions.take_many(who, t, a_subscription(t, ""), 1, 1),
     "load": lambda b, who, t: b.subscriptions.load(who, t, a_subscription(t, "")),
@@ -442,6 +464,10 @@ async def state_of(engine: Engine) -> dict[str, tuple[str, list[int]]]:
     }
 
 
+def test_the_broker_itself_has_no_operations() -> None:
+    assert {name for name in public_methods() if "." not in name} == {"start", "close"}
+
+
 def test_every_public_method_of_the_broker_is_a_declared_operation() -> None:
     undeclared = {name for name, method in public_methods().items() if not hasattr(method, "declaration")}
     assert undeclared == NOT_OPERATIONS
@@ -461,7 +487,7 @@ def test_the_matrix_below_names_every_operation_and_what_it_asks_for() -> None:
 async def test_a_principal_without_the_right_is_refused_and_changes_nothing(
     name: str, engine: Engine, clock: ManualClock, broker: Broker
 ) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
     operation, resource, _ = OPERATIONS[name]
     others = [(READER, other, resource) for other in Operation if other is not operation]
     policy = RecordingPolicy(*others, (ANONYMOUS, operation, resource))
@@ -479,9 +505,9 @@ async def test_a_principal_without_the_right_is_refused_and_changes_nothing(
 async def test_a_principal_with_just_that_right_gets_through(
     name: str, engine: Engine, clock: ManualClock, broker: Broker
 ) -> None:
-    if name not in {"create_topic", "ensure_topic"}:
-        await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
-        await broker.commit_offset(ANONYMOUS, "orders", "g", 0, 0)
+    if name not in {"topics.create", "topics.ensure"}:
+        await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
+        await broker.groups.commit(ANONYMOUS, "orders", "g", 0, 0)
     operation, resource, _ = OPERATIONS[name]
     rights = [(READER, operation, resource), *((READER, *right) for right in OF_STEPS.get(name, ()))]
     policy = RecordingPolicy(*rights)
@@ -496,7 +522,7 @@ async def test_a_principal_with_just_that_right_gets_through(
 async def test_an_operation_without_a_group_asks_for_the_right_to_read_the_topic(
     name: str, engine: Engine, clock: ManualClock, broker: Broker
 ) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
     policy = RecordingPolicy((READER, Operation.READ, TOPIC))
     guarded = broker_with(policy, engine, clock)
     await guarded.start()
@@ -509,7 +535,7 @@ async def test_a_group_given_by_keyword_is_checked_too(engine: Engine, clock: Ma
     guarded = broker_with(RecordingPolicy(), engine, clock)
     await guarded.start()
     with pytest.raises(AccessDenied, match="reader may not commit group g"):
-        await guarded.commit_offset(READER, "orders", partition=0, offset=1, group="g")
+        await guarded.groups.commit(READER, "orders", partition=0, offset=1, group="g")
     await guarded.close()
 
 
@@ -550,12 +576,12 @@ async def test_a_list_of_topics_holds_only_those_the_principal_may_describe(
     engine: Engine, clock: ManualClock, broker: Broker
 ) -> None:
     for name in ("orders", "secret"):
-        await broker.create_topic(ANONYMOUS, name, TopicConfig())
+        await broker.topics.create(ANONYMOUS, name, TopicConfig())
     policy = RecordingPolicy((READER, Operation.DESCRIBE, WHOLE), (READER, Operation.DESCRIBE, TOPIC))
-    assert broker_with(policy, engine, clock).topic_names(READER) == ["orders"]
+    assert broker_with(policy, engine, clock).topics.names(READER) == ["orders"]
 
 
 async def test_a_refusal_is_raised_at_the_call_so_nothing_is_left_to_await(engine: Engine, clock: ManualClock) -> None:
     broker = broker_with(RecordingPolicy(), engine, clock)
     with pytest.raises(PenstockError):
-        broker.create_topic(READER, "orders", TopicConfig())  # type: ignore[unused-coroutine]
+        broker.topics.create(READER, "orders", TopicConfig())  # type: ignore[unused-coroutine]

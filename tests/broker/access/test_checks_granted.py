@@ -24,7 +24,7 @@ from tests.open_access import OpenAccess
 async def guarded(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = broker_with_users(engine, clock)
     await broker.start()
-    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    await broker.topics.create(SYSTEM, "orders", TopicConfig())
     await broker.users.set_role(SYSTEM, "writer", ["read", "write"])
     yield broker
     await broker.close()
@@ -41,13 +41,13 @@ async def test_a_check_is_made_once_for_each_principal_operation_and_topic(
         check(self, principal, operation, resource)
 
     ann, bob = await user(guarded, "ann", "writer"), await user(guarded, "bob", "writer")
-    await guarded.create_topic(SYSTEM, "other", TopicConfig())
+    await guarded.topics.create(SYSTEM, "other", TopicConfig())
     monkeypatch.setattr(RolePolicy, "check", recorded)
     for _ in range(3):
         for principal in (ann, bob):
             for topic in ("orders", "other"):
                 await produce(guarded, topic, [b"x"], principal=principal)
-                guarded.partition(principal, topic, 0)
+                guarded.records.partition(principal, topic, 0)
     assert len(made) == len(set(made)) == 8
 
 
@@ -85,17 +85,17 @@ async def test_who_loses_a_right_loses_it_at_once_however_often_it_was_used(
     with pytest.raises(PenstockError):
         guarded.subscriptions.take_many(ann, "orders", subscription, 1, 1)
     with pytest.raises(PenstockError):
-        guarded.partition(ann, "orders", 0)
+        guarded.records.partition(ann, "orders", 0)
 
 
 async def test_an_acl_that_is_withdrawn_or_closes_a_group_is_felt_at_once(guarded: Broker) -> None:
     eve = await user(guarded, "eve", "guest")
     await guarded.acls.set_acl(SYSTEM, "orders", users=["eve"])
     await produce(guarded, "orders", [b"x"], principal=eve)
-    await guarded.commit_offset(eve, "orders", "jobs", 0, 1)
+    await guarded.groups.commit(eve, "orders", "jobs", 0, 1)
     await guarded.acls.set_acl(SYSTEM, "group://jobs", users=["ann"])
     with pytest.raises(AccessDenied):
-        await guarded.commit_offset(eve, "orders", "jobs", 0, 1)
+        await guarded.groups.commit(eve, "orders", "jobs", 0, 1)
     await produce(guarded, "orders", [b"x"], principal=eve)
     await guarded.acls.delete_acl(SYSTEM, "orders")
     with pytest.raises(AccessDenied):
@@ -114,9 +114,9 @@ async def test_a_refusal_is_not_kept(guarded: Broker) -> None:
 async def test_a_grant_is_that_of_one_principal_though_another_is_equal(guarded: Broker) -> None:
     await user(guarded, "ann", "writer")
     for _ in range(100):  # objects that are made and gone have the ids of others
-        guarded.partition(Principal("ann"), "orders", 0)
+        guarded.records.partition(Principal("ann"), "orders", 0)
         with pytest.raises(PenstockError):
-            guarded.partition(Principal("nobody"), "orders", 0)
+            guarded.records.partition(Principal("nobody"), "orders", 0)
 
 
 async def test_grants_are_bounded(guarded: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ async def test_grants_are_bounded(guarded: Broker, monkeypatch: pytest.MonkeyPat
     ann = await user(guarded, "ann", "writer")
     for number in range(30):
         with pytest.raises(PenstockError):
-            guarded.partition(ann, f"missing-{number}", 0)
+            guarded.records.partition(ann, f"missing-{number}", 0)
         assert len(guarded.access.granted) <= 10
 
 
@@ -133,7 +133,7 @@ async def test_a_check_that_is_passed_again_and_again_takes_no_memory(guarded: B
     tracemalloc.start()
     try:
         for _ in range(5_000):
-            guarded.topic_names(ann)
+            guarded.topics.names(ann)
         grown_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -146,7 +146,7 @@ async def test_grants_go_with_their_principal(guarded: Broker) -> None:
     kept = len(guarded.access.granted)
     connected = [Principal("ann") for _ in range(3)]
     for principal in connected:
-        guarded.partition(principal, "orders", 0)
+        guarded.records.partition(principal, "orders", 0)
         await produce(guarded, "orders", [b"x"], principal=principal)
     assert len(guarded.access.granted) == kept + 6
     del principal, connected[1:]
@@ -167,7 +167,7 @@ async def test_rules_of_others_are_asked_every_time(engine: Engine, clock: Manua
     rules = Fickle()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=rules)
     await broker.start()
-    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    await broker.topics.create(SYSTEM, "orders", TopicConfig())
     await produce(broker, "orders", [b"x"])
     rules.closed = True
     with pytest.raises(AccessDenied):

@@ -78,9 +78,9 @@ NOT_LOGGED_IN = {"deleted", "stranger", "unauthenticated"}
 async def guarded(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = broker_with_users(engine, clock)
     await broker.start()
-    await broker.create_topic(SYSTEM, "orders", TopicConfig())
-    await broker.create_topic(SYSTEM, "other", TopicConfig())
-    await broker.commit_offset(SYSTEM, "orders", "g", 0, 0)
+    await broker.topics.create(SYSTEM, "orders", TopicConfig())
+    await broker.topics.create(SYSTEM, "other", TopicConfig())
+    await broker.groups.commit(SYSTEM, "orders", "g", 0, 0)
     await broker.users.set_role(SYSTEM, "operator", ["create", "delete"])
     await broker.users.set_role(SYSTEM, "seeker", ["read", "commit"])
     await broker.users.set_role(SYSTEM, "team", [])
@@ -159,8 +159,8 @@ async def test_every_kind_of_principal_commits_to_the_groups_it_may(kind: str, g
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_every_operation_is_open_to_who_may_and_to_nobody_else(name: str, guarded: Broker) -> None:
     operation, resource, _ = OPERATIONS[name]
-    if name in ("create_topic", "ensure_topic"):
-        await guarded.delete_topic(SYSTEM, "orders")
+    if name in ("topics.create", "topics.ensure"):
+        await guarded.topics.delete(SYSTEM, "orders")
     # Who is refused first, because who is allowed may leave nothing to be refused.
     in_turn = sorted(RIGHTS, key=lambda kind: operation in _rights(kind, resource))
     for kind in in_turn:
@@ -182,33 +182,33 @@ def _rights(kind: str, resource: Resource) -> frozenset[Operation]:
 async def test_a_refusal_says_who_may_not_do_what(guarded: Broker) -> None:
     guest = await user(guarded, "gus", "guest")
     with pytest.raises(AccessDenied, match=r"^unauthorized: gus may not write topic orders$"):
-        await guarded.ensure_topic(guest, "orders")
+        await guarded.topics.ensure(guest, "orders")
     with pytest.raises(AccessDenied, match=r"^unauthorized: gus may not admin this broker$"):
-        guarded.list_groups(guest)
+        guarded.groups.all(guest)
     with pytest.raises(AuthenticationRequired, match=r"^authentication required: log in to read topic orders$"):
-        guarded.partition(UNAUTHENTICATED, "orders", 0)
+        guarded.records.partition(UNAUTHENTICATED, "orders", 0)
     with pytest.raises(AuthenticationRequired, match="there is no user CN=x; an administrator can create it"):
-        guarded.partition(Principal("CN=x"), "orders", 0)
+        guarded.records.partition(Principal("CN=x"), "orders", 0)
 
 
 async def test_a_group_with_an_acl_is_committed_to_by_those_it_names_only(guarded: Broker) -> None:
     ann, bob = await user(guarded, "ann", "consumer"), await user(guarded, "bob", "consumer")
-    await guarded.commit_offset(bob, "orders", "reports", 0, 1)
+    await guarded.groups.commit(bob, "orders", "reports", 0, 1)
     await guarded.acls.set_acl(SYSTEM, "group://reports", users=["ann"])
-    await guarded.commit_offset(ann, "orders", "reports", 0, 7)
+    await guarded.groups.commit(ann, "orders", "reports", 0, 7)
     refusal = r"^unauthorized: bob may not commit to group reports: no ACL of the group names them$"
     with pytest.raises(AccessDenied, match=refusal):
-        await guarded.commit_offset(bob, "orders", "reports", 0, 999)
+        await guarded.groups.commit(bob, "orders", "reports", 0, 999)
     with pytest.raises(AccessDenied, match=refusal):
-        await guarded.seek_to_time(bob, "orders", "reports", 0, 0)
+        await guarded.groups.seek_to_time(bob, "orders", "reports", 0, 0)
     with pytest.raises(AccessDenied, match=refusal):
-        await guarded.reset_offset(bob, "orders", "reports", 0, "earliest")
+        await guarded.groups.reset_offset(bob, "orders", "reports", 0, "earliest")
     with pytest.raises(AccessDenied, match=refusal):
         await guarded.subscriptions.subscribe(bob, "orders", 1, name="reports")
-    assert guarded.committed_offset(bob, "orders", "reports", 0) == 7
-    assert await guarded.seek_to_time(bob, "orders", "", 0, 0) == 0
+    assert guarded.groups.committed(bob, "orders", "reports", 0) == 7
+    assert await guarded.groups.seek_to_time(bob, "orders", "", 0, 0) == 0
     await guarded.acls.delete_acl(SYSTEM, "group://reports")
-    await guarded.commit_offset(bob, "orders", "reports", 0, 8)
+    await guarded.groups.commit(bob, "orders", "reports", 0, 8)
 
 
 async def test_offsets_of_a_transaction_are_checked_when_they_are_added_and_when_it_is_committed(
@@ -229,9 +229,9 @@ async def test_one_acl_on_all_groups_closes_those_without_their_own(guarded: Bro
     ann, bob = await user(guarded, "ann", "consumer"), await user(guarded, "bob", "consumer")
     await guarded.acls.set_acl(SYSTEM, "group://*")
     await guarded.acls.set_acl(SYSTEM, "group://reports", roles=["consumer"])
-    await guarded.commit_offset(ann, "orders", "reports", 0, 1)
+    await guarded.groups.commit(ann, "orders", "reports", 0, 1)
     with pytest.raises(AccessDenied):
-        await guarded.commit_offset(bob, "orders", "anything", 0, 1)
+        await guarded.groups.commit(bob, "orders", "anything", 0, 1)
 
 
 async def test_a_reader_that_joined_a_group_loses_it_at_once_too(guarded: Broker) -> None:
@@ -248,11 +248,11 @@ async def test_anonymous_readers_of_public_topics_commit_to_open_groups_only(
 ) -> None:
     broker = broker_with_users(engine, clock, allow_anonymous=True, default_public=True)
     await broker.start()
-    await broker.create_topic(SYSTEM, "news", TopicConfig())
+    await broker.topics.create(SYSTEM, "news", TopicConfig())
     await broker.acls.set_acl(SYSTEM, "group://closed", users=["ann"])
-    await broker.commit_offset(UNAUTHENTICATED, "news", "open", 0, 1)
+    await broker.groups.commit(UNAUTHENTICATED, "news", "open", 0, 1)
     with pytest.raises(AuthenticationRequired, match="log in to commit to group closed"):
-        await broker.commit_offset(UNAUTHENTICATED, "news", "closed", 0, 1)
+        await broker.groups.commit(UNAUTHENTICATED, "news", "closed", 0, 1)
     await broker.close()
 
 
@@ -261,7 +261,7 @@ async def test_a_topic_created_by_its_first_reader_is_created_with_its_rights_an
     reader, both = await user(guarded, "con", "consumer"), await user(guarded, "ann", "both")
     with pytest.raises(AccessDenied, match=r"^unauthorized: topic new does not exist, and con may not create it"):
         await guarded.subscriptions.subscribe(reader, "new", 1)
-    assert not guarded.has_topic("new")
+    assert not guarded.topics.exists("new")
     await guarded.subscriptions.subscribe(both, "new", 1)
     await guarded.subscriptions.subscribe(reader, "new", 1)
     created = await guarded.audit.query(SYSTEM, AuditQuery(types=["topic.create"], resource="new"))
@@ -281,16 +281,16 @@ async def test_a_list_of_schemas_notes_no_refusals(engine: Engine, clock: Manual
 
 async def test_who_loses_a_role_loses_it_at_once(guarded: Broker) -> None:
     ann = await user(guarded, "ann", "consumer")
-    guarded.partition(ann, "orders", 0)
+    guarded.records.partition(ann, "orders", 0)
     await guarded.users.update_user(SYSTEM, "ann", ["producer"])
     with pytest.raises(AccessDenied):
-        guarded.partition(ann, "orders", 0)
+        guarded.records.partition(ann, "orders", 0)
 
 
 async def test_a_list_of_topics_shows_what_may_be_described(guarded: Broker) -> None:
-    assert guarded.topic_names(await user(guarded, "listed")) == ["orders"]
-    assert guarded.topic_names(await user(guarded, "gus", "guest")) == []
-    assert guarded.topic_names(await user(guarded, "con", "consumer")) == ["orders", "other"]
+    assert guarded.topics.names(await user(guarded, "listed")) == ["orders"]
+    assert guarded.topics.names(await user(guarded, "gus", "guest")) == []
+    assert guarded.topics.names(await user(guarded, "con", "consumer")) == ["orders", "other"]
 
 
 @pytest.mark.parametrize("default_public", [False, True])

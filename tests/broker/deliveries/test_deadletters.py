@@ -63,7 +63,7 @@ def failed(value: bytes = b"v", **story: object) -> FailedRecord:
 
 
 async def values_of(broker: Broker, topic: str, partition: int = 0) -> list[bytes | None]:
-    return await read_values(broker.partition(WHO, topic, partition))
+    return await read_values(broker.records.partition(WHO, topic, partition))
 
 
 async def listed(broker: Broker, count_max: int = 100) -> list[bytes | None]:
@@ -76,7 +76,7 @@ async def listed(broker: Broker, count_max: int = 100) -> list[bytes | None]:
 @pytest.mark.dense
 async def test_a_dead_letter_is_the_record_with_its_story_in_headers(broker: Broker) -> None:
     await dead_letter(broker, [failed()])
-    [block] = await broker.partition(WHO, "orders.dlq", 0).read(0)
+    [block] = await broker.records.partition(WHO, "orders.dlq", 0).read(0)
     assert (block.keys(), block.values()) == ([b"k"], [b"v"])
     [cell] = block.headers() or []
     assert decode_headers(cell or b"") == [
@@ -125,7 +125,7 @@ async def test_a_topic_without_dead_letters_has_none(broker: Broker) -> None:
     assert await broker.dead_letters.replay_all(WHO, "orders") == 0
     with pytest.raises(TopicNotFound, match=r"topic not found: orders\.dlq"):
         await broker.dead_letters.replay(WHO, "orders", "0-0")
-    assert broker.topic_names(WHO) == []
+    assert broker.topics.names(WHO) == []
 
 
 def json_entry(**members: object) -> bytes:
@@ -148,13 +148,13 @@ def json_entry(**members: object) -> bytes:
 
 @pytest.mark.dense
 async def test_what_deployed_clients_write_themselves_is_understood(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "orders.dlq")
+    await broker.topics.ensure(WHO, "orders.dlq")
     await produce(broker, "orders.dlq", [json_entry()], [b"key"])
     headers = encode_headers([("h", b"1")])
     assert await broker.dead_letters.letters(WHO, "orders", 10) == [
         DeadLetter("m-1", 0, 0, b"hi", b"key", headers, "boom", 2, None, 3, START_MS, START_MS + 1500)
     ]
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await broker.dead_letters.replay(WHO, "orders", "m-1")
     assert await values_of(broker, "orders") == [b"hi"]
     assert await listed(broker) == []
@@ -177,14 +177,14 @@ async def test_what_deployed_clients_write_themselves_is_understood(broker: Brok
     ],
 )
 async def test_anything_else_is_a_letter_without_a_story(broker: Broker, value: bytes) -> None:
-    await broker.ensure_topic(WHO, "orders.dlq")
+    await broker.topics.ensure(WHO, "orders.dlq")
     await produce(broker, "orders.dlq", [value])
     assert await broker.dead_letters.letters(WHO, "orders", 10) == [DeadLetter("0-0", 0, 0, value, None, None)]
 
 
 @pytest.mark.dense
 async def test_odd_members_of_an_entry_do_no_harm(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "orders.dlq")
+    await broker.topics.ensure(WHO, "orders.dlq")
     entries = [
         json_entry(id="", retry_count=-1, error_message="", first_failed_at="yesterday", last_failed_at=None),
         json_entry(retry_count=1 << 40, headers=None),
@@ -213,12 +213,12 @@ async def test_odd_members_of_an_entry_do_no_harm(broker: Broker) -> None:
 async def test_a_letter_with_claims_out_of_bounds_is_listed_within_them(
     broker: Broker, members: dict[str, object]
 ) -> None:
-    await broker.ensure_topic(WHO, "orders.dlq")
+    await broker.topics.ensure(WHO, "orders.dlq")
     await produce(broker, "orders.dlq", [json_entry(**members), b"sound"])
     forged, sound = await broker.dead_letters.letters(WHO, "orders", 10)
     assert_in_bounds(forged)
     assert sound.value == b"sound"
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await broker.dead_letters.replay(WHO, "orders", forged.id)
     assert await listed(broker) == [b"sound"]
 
@@ -227,9 +227,9 @@ async def test_a_letter_with_claims_out_of_bounds_is_listed_within_them(
 async def test_headers_of_a_letter_that_a_client_forged_are_kept_within_bounds(broker: Broker, claimed: str) -> None:
     names = ("reason", "partition", "offset", "attempts", "first-failed-ms", "failed-ms")
     forged = encode_headers([(HEADER_PREFIX + name, claimed.encode()) for name in names])
-    await broker.ensure_topic(WHO, "orders.dlq")
+    await broker.topics.ensure(WHO, "orders.dlq")
     placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    broker.produce(WHO, "orders.dlq", 0, [b"v"], None, [forged], done=placed.set_result)
+    broker.records.produce(WHO, "orders.dlq", 0, [b"v"], None, [forged], done=placed.set_result)
     await placed
     [letter] = await broker.dead_letters.letters(WHO, "orders", 10)
     assert_in_bounds(letter)
@@ -247,7 +247,7 @@ def assert_in_bounds(letter: DeadLetter) -> None:
 
 @pytest.mark.dense
 async def test_a_letter_that_claims_the_id_of_another_is_not_taken_for_it(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await dead_letter(broker, [failed(b"real")])
     await produce(broker, "orders.dlq", [json_entry(id="0-0")])
     assert [letter.id for letter in await broker.dead_letters.letters(WHO, "orders", 10)] == ["0-0", "0-1"]
@@ -258,10 +258,10 @@ async def test_a_letter_that_claims_the_id_of_another_is_not_taken_for_it(broker
 
 
 async def test_an_expired_letter_is_not_listed(broker: Broker, clock: ManualClock) -> None:
-    await broker.ensure_topic(WHO, "orders.dlq")
+    await broker.topics.ensure(WHO, "orders.dlq")
     placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     values, expiries = [b"short", b"long"], [START_MS + 10, 0]
-    broker.produce(WHO, "orders.dlq", 0, values, expiries=expiries, done=placed.set_result)
+    broker.records.produce(WHO, "orders.dlq", 0, values, expiries=expiries, done=placed.set_result)
     await placed
     clock.advance(1)
     assert await listed(broker) == [b"long"]
@@ -274,11 +274,11 @@ async def test_an_expired_letter_is_not_listed(broker: Broker, clock: ManualCloc
 
 @pytest.mark.dense
 async def test_a_replay_writes_the_record_as_it_was_where_it_was(broker: Broker) -> None:
-    await broker.create_topic(WHO, "orders", TopicConfig(partitions=3))
+    await broker.topics.create(WHO, "orders", TopicConfig(partitions=3))
     await dead_letter(broker, [failed(partition=2), failed(partition=1)])
     letter = await broker.dead_letters.replay(WHO, "orders", "0-0")
     assert letter.reason == "boom"
-    [block] = await broker.partition(WHO, "orders", 2).read(0)
+    [block] = await broker.records.partition(WHO, "orders", 2).read(0)
     assert (block.keys(), block.values(), block.headers()) == ([b"k"], [b"v"], [OWN_HEADERS])
     assert [each.id for each in await broker.dead_letters.letters(WHO, "orders", 10)] == ["0-1"]
     assert broker.dead_letters.stats.replayed == 1
@@ -286,7 +286,7 @@ async def test_a_replay_writes_the_record_as_it_was_where_it_was(broker: Broker)
 
 @pytest.mark.dense
 async def test_a_letter_from_a_partition_that_is_no_more_goes_by_its_key(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await dead_letter(broker, [failed(partition=9)])
     await broker.dead_letters.replay_at(WHO, "orders", 0)
     assert await values_of(broker, "orders") == [b"v"]
@@ -294,7 +294,7 @@ async def test_a_letter_from_a_partition_that_is_no_more_goes_by_its_key(broker:
 
 @pytest.mark.dense
 async def test_a_letter_is_replayed_once(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await dead_letter(broker, [failed()])
     results = await asyncio.gather(
         broker.dead_letters.replay(WHO, "orders", "0-0"),
@@ -311,7 +311,7 @@ async def test_a_letter_is_replayed_once(broker: Broker) -> None:
 @pytest.mark.dense
 async def test_a_replay_is_remembered_across_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
-        await broker.ensure_topic(WHO, "orders")
+        await broker.topics.ensure(WHO, "orders")
         await dead_letter(broker, [failed(b"1"), failed(b"2")])
         await broker.dead_letters.replay(WHO, "orders", "0-0")
     async with running(tmp_path) as broker:
@@ -327,7 +327,7 @@ async def test_all_letters_are_replayed_in_batches_or_only_counted(
     monkeypatch.setattr(deadletters, "REPLAY_LETTERS_MAX", 7)
     monkeypatch.setattr(deadletters, "LETTERS_PER_MARK", 16)
     monkeypatch.setattr(deadletters, "_ALL_MARKED", b"\xff\xff")
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     values = [b"%d" % number for number in range(100)]
     for first in range(0, 100, 10):
         await dead_letter(broker, [failed(value) for value in values[first : first + 10]])
@@ -347,7 +347,7 @@ async def test_all_letters_are_replayed_in_batches_or_only_counted(
 @pytest.mark.parametrize("letter_id", ["", "0-1", "1-0", "m-9", "0-99999999999999999999", "-1-0"])
 @pytest.mark.dense
 async def test_an_id_that_is_not_listed_is_not_found(broker: Broker, letter_id: str) -> None:
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await dead_letter(broker, [failed()])
     with pytest.raises(EntryNotFound, match="message not found"):
         await broker.dead_letters.replay(WHO, "orders", letter_id)
@@ -359,15 +359,15 @@ async def test_letters_outlive_their_topic_and_wait_for_it(broker: Broker) -> No
     await dead_letter(broker, [failed()])
     with pytest.raises(TopicNotFound, match="topic not found: orders"):
         await broker.dead_letters.replay(WHO, "orders", "0-0")
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await broker.dead_letters.replay(WHO, "orders", "0-0")
     assert await values_of(broker, "orders") == [b"v"]
 
 
 async def test_a_letter_that_names_another_topic_is_replayed_to_its_own(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "orders")
-    await broker.ensure_topic(WHO, "orders.dlq")
-    await broker.ensure_topic(WHO, "secret")
+    await broker.topics.ensure(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders.dlq")
+    await broker.topics.ensure(WHO, "secret")
     await produce(broker, "orders.dlq", [json_entry(original_topic="secret")])
     await broker.dead_letters.replay(WHO, "orders", "m-1")
     assert await values_of(broker, "secret") == []
@@ -376,7 +376,7 @@ async def test_a_letter_that_names_another_topic_is_replayed_to_its_own(broker: 
 
 @pytest.mark.dense
 async def test_a_replay_must_follow_the_schema_of_the_topic(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await dead_letter(broker, [failed(b"[]"), failed(b"{}")])
     await broker.schemas.register(WHO, "s", "json", '{"type": "object"}')
     await broker.schemas.bind(WHO, "orders", "s")
@@ -388,7 +388,7 @@ async def test_a_replay_must_follow_the_schema_of_the_topic(broker: Broker) -> N
 
 
 async def test_a_letter_that_the_topic_refuses_keeps_no_other_from_being_replayed(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await dead_letter(broker, [failed(b"{}"), failed(b"[]"), failed(b'{"a": 1}')])
     await broker.schemas.register(WHO, "s", "json", '{"type": "object"}')
     await broker.schemas.bind(WHO, "orders", "s")
@@ -404,18 +404,18 @@ async def test_a_letter_that_the_topic_refuses_keeps_no_other_from_being_replaye
 
 @pytest.mark.dense
 async def test_a_purge_deletes_letters_and_marks(engine: Engine, broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await dead_letter(broker, [failed(b"1"), failed(b"2")])
     await broker.dead_letters.replay(WHO, "orders", "0-0")
     await broker.dead_letters.purge(WHO, "orders")
-    assert not broker.has_topic("orders.dlq")
+    assert not broker.topics.exists("orders.dlq")
     assert await listed(broker) == []
     await dead_letter(broker, [failed(b"3")])
     assert await listed(broker) == [b"3"]
 
 
 async def test_a_purge_is_audited_as_a_deed_of_who_did_it(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await dead_letter(broker, [failed(b"1")])
     await broker.dead_letters.purge(Principal("ann", trusted=True, address="192.0.2.1:5000"), "orders")
     [event] = (await broker.audit.query(WHO, AuditQuery(types=["topic.delete"]))).events
@@ -425,10 +425,10 @@ async def test_a_purge_is_audited_as_a_deed_of_who_did_it(broker: Broker) -> Non
 @pytest.mark.dense
 async def test_marks_of_a_topic_deleted_by_hand_end_with_the_next_start(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
-        await broker.ensure_topic(WHO, "orders")
+        await broker.topics.ensure(WHO, "orders")
         await dead_letter(broker, [failed()])
         await broker.dead_letters.replay(WHO, "orders", "0-0")
-        await broker.delete_topic(WHO, "orders.dlq")
+        await broker.topics.delete(WHO, "orders.dlq")
         await dead_letter(broker, [failed(b"new")])
         assert await listed(broker) == [b"new"]
     async with running(tmp_path) as broker:
@@ -453,7 +453,7 @@ def test_names_that_would_be_too_long_are_cut_and_stay_different() -> None:
 async def test_a_filter_that_does_not_end_is_ended_by_a_stop(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await dead_letter(broker, [failed(b"a"), failed(b"b")])
     started = asyncio.Event()
     loop, threads = asyncio.get_running_loop(), []
@@ -476,7 +476,7 @@ async def test_a_filter_that_does_not_end_is_ended_by_a_stop(engine: Engine, clo
 async def test_a_filter_is_ended_by_a_stop_between_two_letters(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
-    await broker.ensure_topic(WHO, "orders")
+    await broker.topics.ensure(WHO, "orders")
     await dead_letter(broker, [failed(b"%d" % number) for number in range(10)])
     started, stopped = asyncio.Event(), threading.Event()
     loop, asked = asyncio.get_running_loop(), []

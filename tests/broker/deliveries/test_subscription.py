@@ -35,7 +35,7 @@ async def broker(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Broker]:
 
 @pytest.mark.dense
 async def test_tags_count_every_record_from_one(broker: Broker) -> None:
-    await broker.ensure_topic(ANONYMOUS, "orders")
+    await broker.topics.ensure(ANONYMOUS, "orders")
     await produce(broker, "orders", [b"before"])
     subscription = await subscribe(broker)
     await produce(broker, "orders", [b"a"])
@@ -46,7 +46,7 @@ async def test_tags_count_every_record_from_one(broker: Broker) -> None:
 
 
 async def test_all_partitions_are_read_and_their_tags_differ(broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "wide", TopicConfig(partitions=3))
+    await broker.topics.create(ANONYMOUS, "wide", TopicConfig(partitions=3))
     subscription = await subscribe(broker, "wide")
     for partition in range(3):
         await produce(broker, "wide", [f"{partition}".encode()], partition=partition)
@@ -100,7 +100,7 @@ async def test_unknown_and_settled_tags_are_refused(broker: Broker) -> None:
 
 @pytest.mark.dense
 async def test_a_record_is_settled_once_nobody_is_owed_it(broker: Broker, clock: ManualClock) -> None:
-    await broker.ensure_topic(ANONYMOUS, "orders")
+    await broker.topics.ensure(ANONYMOUS, "orders")
     await produce(broker, "orders", [b"before"])
     subscription = await broker.subscriptions.subscribe(ANONYMOUS, "orders", 1, name="billing")
     assert broker.subscriptions.find_named("orders", "billing") is subscription
@@ -149,7 +149,7 @@ async def test_expired_records_are_neither_delivered_nor_repeated(broker: Broker
     subscription = await subscribe(broker)
     placed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     soon_ms = clock.now_ms() + 50
-    broker.produce(
+    broker.records.produce(
         ANONYMOUS, "orders", -1, [b"soon", b"sooner", b"never"], expiries=[soon_ms, soon_ms, 0], done=placed.set_result
     )
     await placed
@@ -192,13 +192,13 @@ async def test_retention_takes_records_from_under_a_reader(tmp_path: Path, clock
     policy = DeliveryPolicy(in_flight_max=100)
     async with a_broker(tmp_path / "d", clock, policy, tail_bytes=0) as broker:
         config = TopicConfig(segment_bytes=1 << 16)
-        await broker.create_topic(ANONYMOUS, "orders", config)
+        await broker.topics.create(ANONYMOUS, "orders", config)
         subscription = await subscribe(broker)
         for number in range(20):
             await produce(broker, "orders", [b"%d" % number + bytes(20_000)])
         first = await take(broker, subscription)
         assert first is not None
-        partition = broker.partition(ANONYMOUS, "orders", 0)
+        partition = broker.records.partition(ANONYMOUS, "orders", 0)
         start = await partition.delete_before(10)
         assert start > 0
         subscription.forget_blocks()
@@ -238,7 +238,7 @@ async def test_a_reader_that_watches_is_told_of_deliveries_taken_back_and_of_the
     clock.advance(0.1)
     broker.subscriptions.sweep()
     assert told == [False]
-    await broker.delete_topic(ANONYMOUS, "orders")
+    await broker.topics.delete(ANONYMOUS, "orders")
     assert told == [False, True]
 
 

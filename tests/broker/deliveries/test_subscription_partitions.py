@@ -26,7 +26,7 @@ async def test_records_of_new_partitions_are_delivered_to_who_began_at_the_end(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     async with a_broker(tmp_path / "data", clock) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+        await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
         await produce(broker, "orders", [b"before"])
         subscription = await subscribe(broker)
         woken: list[bool] = []
@@ -48,7 +48,7 @@ async def test_deliveries_in_flight_keep_their_tags_when_partitions_are_added(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     async with a_broker(tmp_path / "data", clock) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2))
+        await broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=2))
         subscription = await subscribe(broker)
         for partition in range(2):
             await produce(broker, "orders", [b"a", b"b"], partition=partition)
@@ -73,7 +73,7 @@ async def test_a_restart_after_partitions_were_added_delivers_what_was_not_settl
     tmp_path: Path, clock: ManualClock
 ) -> None:
     async with a_broker(tmp_path / "data", clock) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+        await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
         subscription = await subscribe(broker, name="billing")
         await produce(broker, "orders", [b"a", b"b"])
         first = await taken(broker, subscription)
@@ -95,7 +95,7 @@ async def test_a_subscription_that_was_stored_before_partitions_were_added_gets_
     tmp_path: Path, clock: ManualClock
 ) -> None:
     async with a_broker(tmp_path / "data", clock) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+        await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
         subscription = await subscribe(broker, name="billing")
         await produce(broker, "orders", [b"a", b"b"])
         tags = {(await taken(broker, subscription)).tag for _ in range(2)}

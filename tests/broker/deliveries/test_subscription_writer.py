@@ -86,7 +86,7 @@ async def test_dead_letters_that_were_held_up_are_written_once_there_is_room_and
     monkeypatch.setattr(subscription_writer, "DEAD_LETTER_RETRY_S", 0.0)
     policy = DeliveryPolicy(deliveries_max=1, in_flight_max=2)
     async with a_broker(tmp_path / "d", clock, policy, BrokerLimits(topics_max=2)) as broker:
-        await broker.ensure_topic(ANONYMOUS, "in the way")
+        await broker.topics.ensure(ANONYMOUS, "in the way")
         subscription = await subscribe(broker, "a")
         await produce(broker, "a", [b"1", b"2", b"3"])
         for _ in range(2):
@@ -95,7 +95,7 @@ async def test_dead_letters_that_were_held_up_are_written_once_there_is_room_and
         await write_dead_letters(broker)
         resumed = asyncio.Event()
         subscription.watch(resumed.set)
-        await broker.delete_topic(ANONYMOUS, "in the way")
+        await broker.topics.delete(ANONYMOUS, "in the way")
         await resumed.wait()
         assert await take_values(broker, subscription) == [b"3"]
         assert [letter.value for letter in await broker.dead_letters.letters(ANONYMOUS, "a", 10)] == [b"1", b"2"]
@@ -220,19 +220,19 @@ async def test_a_topic_deleted_while_it_is_subscribed_to_leaves_no_subscription_
 ) -> None:
     disk = FaultyDisk()
     async with a_broker(tmp_path / "d", clock, disk=disk) as broker:
-        await broker.ensure_topic(ANONYMOUS, "t")
+        await broker.topics.ensure(ANONYMOUS, "t")
         with disk.fsync_held() as held:
             first = asyncio.create_task(produce(broker, "t", [b"1"]))
             await asyncio.to_thread(held.wait)
             subscribing = asyncio.create_task(subscribe(broker, "t", name="workers", start="earliest"))
             for _ in range(5):
                 await asyncio.sleep(0)
-            deleting = asyncio.create_task(broker.delete_topic(ANONYMOUS, "t"))
+            deleting = asyncio.create_task(broker.topics.delete(ANONYMOUS, "t"))
             for _ in range(5):
                 await asyncio.sleep(0)
         results = await asyncio.gather(first, subscribing, deleting, return_exceptions=True)
         assert isinstance(results[1], TopicNotFound)
-        await broker.ensure_topic(ANONYMOUS, "t")
+        await broker.topics.ensure(ANONYMOUS, "t")
         subscription = await subscribe(broker, "t", name="workers", start="earliest")
         await produce(broker, "t", [b"new"])
         assert await take_values(broker, subscription) == [b"new"]
@@ -242,7 +242,7 @@ async def test_topics_that_are_being_created_count_towards_the_limit(tmp_path: P
     async with a_broker(tmp_path / "d", clock, POLICY, BrokerLimits(topics_max=2)) as broker:
         names = ["a", "b", "c", "d"]
         created = await asyncio.gather(
-            *(broker.ensure_topic(ANONYMOUS, name) for name in names), return_exceptions=True
+            *(broker.topics.ensure(ANONYMOUS, name) for name in names), return_exceptions=True
         )
         assert [type(each) for each in created].count(LimitExceeded) == 2
-        assert len(broker.topic_names(ANONYMOUS)) == 2
+        assert len(broker.topics.names(ANONYMOUS)) == 2

@@ -37,7 +37,7 @@ async def broker(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Broker]:
 
 
 async def test_a_subscription_sees_what_comes_after_it_and_nothing_older(broker: Broker) -> None:
-    await broker.ensure_topic(ANONYMOUS, "orders")
+    await broker.topics.ensure(ANONYMOUS, "orders")
     await produce(broker, "orders", [b"before"])
     subscription = await subscribe(broker)
     await produce(broker, "orders", [b"a", b"b"])
@@ -46,13 +46,13 @@ async def test_a_subscription_sees_what_comes_after_it_and_nothing_older(broker:
 
 async def test_subscribing_to_a_missing_topic_creates_it(broker: Broker) -> None:
     await subscribe(broker, "new")
-    assert broker.has_topic("new")
+    assert broker.topics.exists("new")
 
 
 async def test_numbers_count_from_one_and_are_never_given_twice(tmp_path: Path, clock: ManualClock) -> None:
     async with a_broker(tmp_path / "d", clock) as broker:
         assert [(await subscribe(broker, topic)).id for topic in ("a", "a", "b")] == [1, 2, 3]
-        await broker.delete_topic(ANONYMOUS, "b")
+        await broker.topics.delete(ANONYMOUS, "b")
         assert broker.subscriptions.find(3) is None
     async with a_broker(tmp_path / "d", clock) as broker:
         assert (await subscribe(broker, "a")).id == 4
@@ -82,7 +82,7 @@ async def test_readers_of_one_name_share_the_records(broker: Broker) -> None:
 
 
 async def test_a_subscription_may_begin_at_the_earliest_record(broker: Broker) -> None:
-    await broker.ensure_topic(ANONYMOUS, "orders")
+    await broker.topics.ensure(ANONYMOUS, "orders")
     await produce(broker, "orders", [b"before"])
     assert await take_values(broker, await subscribe(broker, start="earliest")) == [b"before"]
 
@@ -257,7 +257,7 @@ async def test_one_principal_leaves_room_for_the_others_also_after_a_restart(
         await broker.subscriptions.subscribe(other, "orders", 1)
         for _ in range(3):
             await subscribe(broker)
-        await broker.delete_group(ANONYMOUS, "g0")
+        await broker.groups.delete(ANONYMOUS, "g0")
         await broker.subscriptions.subscribe(greedy, "orders", 1, name="more")
 
 
@@ -268,27 +268,27 @@ async def test_subscriptions_are_listed_and_deleted_as_groups(tmp_path: Path, cl
         await subscribe(broker, "invoices", name="workers")
         await produce(broker, "orders", [b"a", b"b", b"c"])
         await take(broker, named)
-        told = [(info.topic, info.group) for info in broker.list_groups(ANONYMOUS)]
+        told = [(info.topic, info.group) for info in broker.groups.all(ANONYMOUS)]
         assert told == [("invoices", "workers"), ("orders", "#2"), ("orders", "workers")]
-        assert [info.topic for info in broker.describe_group(ANONYMOUS, "workers")] == ["invoices", "orders"]
-        assert await broker.lag(ANONYMOUS, "orders", "workers", 0) == (1, 3, 2)
-        await broker.delete_group(ANONYMOUS, "workers", "orders")
-        await broker.delete_group(ANONYMOUS, f"#{numbered.id}")
+        assert [info.topic for info in broker.groups.describe(ANONYMOUS, "workers")] == ["invoices", "orders"]
+        assert await broker.groups.lag(ANONYMOUS, "orders", "workers", 0) == (1, 3, 2)
+        await broker.groups.delete(ANONYMOUS, "workers", "orders")
+        await broker.groups.delete(ANONYMOUS, f"#{numbered.id}")
         assert named.deleted
         with pytest.raises(GroupNotFound):
-            await broker.delete_group(ANONYMOUS, "workers", "orders")
+            await broker.groups.delete(ANONYMOUS, "workers", "orders")
     async with a_broker(tmp_path / "d", clock) as broker:
-        assert [(info.topic, info.group) for info in broker.list_groups(ANONYMOUS)] == [("invoices", "workers")]
+        assert [(info.topic, info.group) for info in broker.groups.all(ANONYMOUS)] == [("invoices", "workers")]
 
 
 async def test_a_group_that_commits_and_one_that_shares_records_may_have_one_name(broker: Broker) -> None:
     await subscribe(broker, name="workers")
-    await broker.commit_offset(ANONYMOUS, "orders", "workers", 0, 7)
-    [info] = broker.list_groups(ANONYMOUS)
+    await broker.groups.commit(ANONYMOUS, "orders", "workers", 0, 7)
+    [info] = broker.groups.all(ANONYMOUS)
     assert [each.offset for each in info.offsets] == [7]
-    assert broker.describe_group(ANONYMOUS, "workers") == [info]
-    await broker.delete_group(ANONYMOUS, "workers")
-    assert [*broker.list_groups(ANONYMOUS)] == []
+    assert broker.groups.describe(ANONYMOUS, "workers") == [info]
+    await broker.groups.delete(ANONYMOUS, "workers")
+    assert [*broker.groups.all(ANONYMOUS)] == []
 
 
 @pytest.mark.parametrize(

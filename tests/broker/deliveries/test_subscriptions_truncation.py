@@ -45,7 +45,7 @@ def found(broker: Broker, before: Subscription) -> Subscription:
 async def test_a_subscription_beyond_the_cut_continues_at_the_cut(tmp_path: Path) -> None:
     clock = ManualClock()
     async with a_broker(tmp_path / "data", clock, POLICY) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", LOOSE)
+        await broker.topics.create(ANONYMOUS, "orders", LOOSE)
         subscription = await subscribe(broker)
         await produce_one_by_one(broker, [b"a", b"b", b"c", b"d"])
         assert await take_values(broker, subscription) == [b"a", b"b", b"c", b"d"]
@@ -75,7 +75,7 @@ async def test_a_subscription_beyond_the_cut_continues_at_the_cut(tmp_path: Path
 async def test_what_was_unsettled_is_delivered_again_up_to_the_cut_and_forgotten_beyond_it(tmp_path: Path) -> None:
     clock = ManualClock()
     async with a_broker(tmp_path / "data", clock, POLICY) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", LOOSE)
+        await broker.topics.create(ANONYMOUS, "orders", LOOSE)
         subscription = await subscribe(broker)
         await produce_one_by_one(broker, [b"a", b"b", b"c", b"d", b"e"])
         tags = [delivery.tag for _ in range(5) if (delivery := await take(broker, subscription))]
@@ -95,7 +95,7 @@ async def test_an_acknowledgement_of_a_lost_record_does_not_settle_another(tmp_p
     """Also if the deliveries were not stored: the acknowledgement of the first record is what stores them."""
     clock = ManualClock()
     async with a_broker(tmp_path / "data", clock, POLICY) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", LOOSE)
+        await broker.topics.create(ANONYMOUS, "orders", LOOSE)
         subscription = await subscribe(broker)
         await produce_one_by_one(broker, [b"a", b"b", b"c"])
         old = [delivery.tag for _ in range(3) if (delivery := await take(broker, subscription))]
@@ -123,7 +123,7 @@ async def test_an_acknowledgement_of_a_lost_record_does_not_settle_another(tmp_p
 async def test_a_subscription_that_began_beyond_the_cut_reads_from_the_cut(tmp_path: Path) -> None:
     clock = ManualClock()
     async with a_broker(tmp_path / "data", clock, POLICY) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", LOOSE)
+        await broker.topics.create(ANONYMOUS, "orders", LOOSE)
         await produce_one_by_one(broker, [b"a", b"b", b"c"])
         subscription = await subscribe(broker)
         image = crash_image(tmp_path / "data", tmp_path / "image")
@@ -136,7 +136,7 @@ async def test_a_subscription_that_began_beyond_the_cut_reads_from_the_cut(tmp_p
 async def test_each_partition_has_its_own_cut(tmp_path: Path) -> None:
     clock = ManualClock()
     async with a_broker(tmp_path / "data", clock, POLICY) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2, durability=Durability("none")))
+        await broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=2, durability=Durability("none")))
         subscription = await subscribe(broker)
         for partition in (0, 1):
             await produce_one_by_one(broker, [b"a", b"b", b"c"], partition)
@@ -162,7 +162,7 @@ async def test_a_cursor_without_an_epoch_is_compared_with_the_end_of_the_log(tmp
     """As releases stored it that did not know epochs."""
     clock = ManualClock()
     async with a_broker(tmp_path / "data", clock, POLICY) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", LOOSE)
+        await broker.topics.create(ANONYMOUS, "orders", LOOSE)
         subscription = await subscribe(broker)
         await produce_one_by_one(broker, [b"a", b"b"])
         image = crash_image(tmp_path / "data", tmp_path / "image")
@@ -180,8 +180,8 @@ async def test_a_cursor_without_an_epoch_is_compared_with_the_end_of_the_log(tmp
 async def test_a_cursor_without_an_epoch_is_taken_as_it_is_if_no_log_was_cut(tmp_path: Path) -> None:
     clock = ManualClock()
     async with a_broker(tmp_path / "data", clock, POLICY) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", LOOSE)
-        partition = broker.partition(ANONYMOUS, "orders", 0)
+        await broker.topics.create(ANONYMOUS, "orders", LOOSE)
+        partition = broker.records.partition(ANONYMOUS, "orders", 0)
         cursor = StoredCursor(0, 9, (Unsettled(5, 4, 1),))
         stored = StoredSubscription("orders", "id", 1, (cursor,))
         assert stored.continued([partition]) == stored
@@ -201,7 +201,7 @@ class Full(FaultyDisk):
 async def test_a_full_disk_keeps_no_subscription_beyond_the_cut_and_its_state_is_stored_later(tmp_path: Path) -> None:
     clock = ManualClock()
     async with a_broker(tmp_path / "data", clock, POLICY) as broker:
-        await broker.create_topic(ANONYMOUS, "orders", LOOSE)
+        await broker.topics.create(ANONYMOUS, "orders", LOOSE)
         subscription = await subscribe(broker)
         await produce_one_by_one(broker, [b"a", b"b"])
         assert await take_values(broker, subscription) == [b"a", b"b"]

@@ -70,7 +70,7 @@ class Member:
 
 @pytest.fixture
 async def topic(broker: Broker) -> str:
-    await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
+    await broker.topics.create(WHO, "t", TopicConfig(partitions=4))
     return "t"
 
 
@@ -120,7 +120,7 @@ async def test_a_partition_is_given_to_its_new_owner_only_after_the_old_one_gave
     assert await b.beat() == {0, 1, 2, 3} - kept
     with pytest.raises(ConsumerFenced, match="does not own"):
         await broker.coordinator.commit(WHO, "g", [MemberOffset("t", revoked.partition, 1, 8)], "a")
-    assert broker.committed_offset(WHO, "t", "g", revoked.partition) == 7
+    assert broker.groups.committed(WHO, "t", "g", revoked.partition) == 7
 
 
 async def test_a_heartbeat_that_arrives_late_releases_nothing(broker: Broker, topic: str) -> None:
@@ -153,7 +153,7 @@ async def test_a_member_that_leaves_hands_over_at_once(broker: Broker, topic: st
     assert await b.beat() == {0, 1, 2, 3}
     with pytest.raises(ConsumerFenced, match="a is not a member of group g"):
         await a.commit(next(iter(a.owned)).partition, 1)
-    assert broker.group_stats.fenced_commits == 1
+    assert broker.groups.stats.fenced_commits == 1
 
 
 async def test_a_session_without_heartbeats_ends_and_its_late_commit_is_fenced(
@@ -172,8 +172,8 @@ async def test_a_session_without_heartbeats_ends_and_its_late_commit_is_fenced(
         await a.commit(mine, 100)
     with pytest.raises(ConsumerFenced):
         await a.beat()
-    assert broker.group_stats.expired_sessions == 1
-    assert broker.committed_offset(WHO, "t", "g", mine) is None
+    assert broker.groups.stats.expired_sessions == 1
+    assert broker.groups.committed(WHO, "t", "g", mine) is None
 
 
 async def test_a_session_that_is_over_is_noticed_by_its_own_request_before_any_sweep(
@@ -184,7 +184,7 @@ async def test_a_session_that_is_over_is_noticed_by_its_own_request_before_any_s
     clock.advance(10)
     with pytest.raises(ConsumerFenced):
         await a.commit(0, 1)
-    assert broker.committed_offset(WHO, "t", "g", 0) is None
+    assert broker.groups.committed(WHO, "t", "g", 0) is None
 
 
 async def test_a_commit_of_an_earlier_grant_of_the_same_member_is_fenced(broker: Broker, topic: str) -> None:
@@ -208,10 +208,10 @@ async def test_a_commit_of_several_offsets_is_all_or_nothing(broker: Broker, top
     offsets = [MemberOffset("t", 0, generation, 5), MemberOffset("t", 1, generation + 1, 5)]
     with pytest.raises(ConsumerFenced):
         await broker.coordinator.commit(WHO, "g", offsets, "a")
-    assert broker.committed_offset(WHO, "t", "g", 0) is None
+    assert broker.groups.committed(WHO, "t", "g", 0) is None
     offsets[1] = offsets[1]._replace(generation=generation)
     await broker.coordinator.commit(WHO, "g", offsets, "a")
-    assert [broker.committed_offset(WHO, "t", "g", each) for each in (0, 1)] == [5, 5]
+    assert [broker.groups.committed(WHO, "t", "g", each) for each in (0, 1)] == [5, 5]
 
 
 async def test_a_static_member_that_comes_back_keeps_its_partitions_and_fences_its_predecessor(
@@ -235,7 +235,7 @@ async def test_a_static_member_that_comes_back_keeps_its_partitions_and_fences_i
 @pytest.mark.dense
 async def test_positions_are_the_committed_offset_or_the_start_or_the_end(broker: Broker, topic: str) -> None:
     await produce(broker, "t", [b"x"] * 3, partition=0)
-    await broker.commit_offset(WHO, "t", "g", 1, 2)
+    await broker.groups.commit(WHO, "t", "g", 1, 2)
     a = Member(broker, "a")
     await a.beat()
     assert [(each.position, each.committed) for each in a.last] == [(0, False), (2, True), (0, False), (0, False)]
@@ -252,15 +252,15 @@ async def test_a_topic_that_is_created_again_is_granted_again(broker: Broker, to
     a = Member(broker, "a")
     await a.beat()
     before = dict(a.owned)
-    await broker.delete_topic(WHO, "t")
+    await broker.topics.delete(WHO, "t")
     assert await a.beat() == set()
-    await broker.create_topic(WHO, "t", TopicConfig(partitions=6))
+    await broker.topics.create(WHO, "t", TopicConfig(partitions=6))
     await broker.coordinator.sweep()
     assert await a.beat() == {0, 1, 2, 3, 4, 5}
     assert a.owned[TopicPartition("t", 0)] > before[TopicPartition("t", 0)]
     with pytest.raises(ConsumerFenced):
         await broker.coordinator.commit(WHO, "g", [MemberOffset("t", 0, before[TopicPartition("t", 0)], 9)], "a")
-    [info] = broker.describe_group(WHO, "g")
+    [info] = broker.groups.describe(WHO, "g")
     assert info.members == ("member/a",)
 
 
@@ -272,25 +272,25 @@ async def test_a_topic_that_is_created_again_while_a_session_ends_is_granted_aga
     clock.advance(6)
     await a.beat()
     before = dict(a.owned)
-    await broker.delete_topic(WHO, "t")
-    await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
+    await broker.topics.delete(WHO, "t")
+    await broker.topics.create(WHO, "t", TopicConfig(partitions=4))
     clock.advance(5)
     await broker.coordinator.sweep()
     assert await a.beat() == {0, 1, 2, 3}
     assert all(a.owned[each] > generation for each, generation in before.items())
-    [info] = broker.describe_group(WHO, "g")
+    [info] = broker.groups.describe(WHO, "g")
     assert info.members == ("member/a",)
 
 
 async def test_a_topic_that_is_deleted_while_a_session_ends_is_taken_away(
     broker: Broker, topic: str, clock: ManualClock
 ) -> None:
-    await broker.create_topic(WHO, "u", TopicConfig(partitions=2))
+    await broker.topics.create(WHO, "u", TopicConfig(partitions=2))
     a, b = Member(broker, "a", ["t", "u"]), Member(broker, "b", ["t", "u"])
     await settle(a, b)
     clock.advance(6)
     await a.beat()
-    await broker.delete_topic(WHO, "t")
+    await broker.topics.delete(WHO, "t")
     clock.advance(5)
     await broker.coordinator.sweep()
     await a.beat()
@@ -303,13 +303,13 @@ async def test_a_topic_that_is_deleted_while_a_session_ends_is_taken_away(
 async def test_a_topic_that_nobody_subscribes_to_any_more_is_kept_until_it_is_given_up(
     broker: Broker, topic: str
 ) -> None:
-    await broker.create_topic(WHO, "u", TopicConfig(partitions=1))
+    await broker.topics.create(WHO, "u", TopicConfig(partitions=1))
     a = Member(broker, "a", ["t", "u"])
     await a.beat()
     a.topics = ["t"]
     assert await a.beat(release=False) == {0, 1, 2, 3}
     await a.commit(0, 7, topic="u")
-    assert broker.committed_offset(WHO, "u", "g", 0) == 7
+    assert broker.groups.committed(WHO, "u", "g", 0) == 7
     del a.owned[TopicPartition("u", 0)]
     await a.beat()
     consumers = broker.coordinator.info("g")
@@ -332,7 +332,7 @@ async def test_a_topic_that_grows_is_divided_again_and_nothing_moves(
 
 
 async def test_members_read_different_topics(broker: Broker, topic: str) -> None:
-    await broker.create_topic(WHO, "u", TopicConfig(partitions=2))
+    await broker.topics.create(WHO, "u", TopicConfig(partitions=2))
     a, b = Member(broker, "a", ["t"]), Member(broker, "b", ["t", "u"])
     await settle(a, b)
     assert {each.topic for each in a.owned} == {"t"}
@@ -341,12 +341,12 @@ async def test_members_read_different_topics(broker: Broker, topic: str) -> None
     await settle(a, b)
     assert len(a.owned) == 4
     assert {each.topic for each in b.owned} == {"u"}
-    assert [info.members for info in broker.describe_group(WHO, "g")] == [("member/a",), ("member/b",)]
+    assert [info.members for info in broker.groups.describe(WHO, "g")] == [("member/a",), ("member/b",)]
 
 
 async def test_members_partitions_and_generation_survive_a_crash(tmp_path: Path, clock: ManualClock) -> None:
     async with running(tmp_path, clock) as broker:
-        await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
+        await broker.topics.create(WHO, "t", TopicConfig(partitions=4))
         a, b = Member(broker, "a"), Member(broker, "b")
         first, second = await settle(a, b)
         generation = a.generation
@@ -384,7 +384,7 @@ async def test_added_partitions_are_read_from_their_start_also_after_a_crash_and
 ) -> None:
     latest = Session("latest", timeout_ms=10_000)
     async with running(tmp_path, clock) as broker:
-        await broker.create_topic(WHO, "t", TopicConfig(partitions=1))
+        await broker.topics.create(WHO, "t", TopicConfig(partitions=1))
         await produce(broker, "t", [b"x"] * 3, partition=0)
         a = Member(broker, "a", session=latest)
         await a.beat()
@@ -396,8 +396,8 @@ async def test_added_partitions_are_read_from_their_start_also_after_a_crash_and
         b = Member(broker, "b", session=latest)
         await b.beat()
         assert [each.position for each in b.last] == [3, 0]
-        await broker.delete_topic(WHO, "t")
-        await broker.create_topic(WHO, "t", TopicConfig(partitions=1))
+        await broker.topics.delete(WHO, "t")
+        await broker.topics.create(WHO, "t", TopicConfig(partitions=1))
         await produce(broker, "t", [b"x"] * 3, partition=0)
         await b.beat()
         assert [each.position for each in b.last] == [0]
@@ -407,8 +407,8 @@ async def test_a_generation_never_goes_back_even_if_all_members_have_left(tmp_pa
     generations = []
     for member_id in "abc":
         async with running(tmp_path, clock) as broker:
-            if not broker.has_topic("t"):
-                await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
+            if not broker.topics.exists("t"):
+                await broker.topics.create(WHO, "t", TopicConfig(partitions=4))
             member = Member(broker, member_id)
             await member.beat()
             generations.append(member.generation)
@@ -423,7 +423,7 @@ async def test_a_grant_that_cannot_be_stored_is_not_told(tmp_path: Path, clock: 
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
-    await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
+    await broker.topics.create(WHO, "t", TopicConfig(partitions=4))
     a = Member(broker, "a")
     disk.disk_full()
     with pytest.raises(NoSpace):
@@ -441,12 +441,12 @@ async def test_a_group_with_members_is_neither_reset_nor_deleted(broker: Broker,
     await a.beat()
     await a.commit(0, 1)
     with pytest.raises(InvalidRequest, match=r"group g has members \(1\): stop them, .* to reset it"):
-        await broker.reset_offset(WHO, "t", "g", 0, "earliest")
+        await broker.groups.reset_offset(WHO, "t", "g", 0, "earliest")
     with pytest.raises(InvalidRequest, match="to delete it"):
-        await broker.delete_group(WHO, "g")
+        await broker.groups.delete(WHO, "g")
     await a.leave()
-    await broker.reset_offset(WHO, "t", "g", 0, "earliest")
-    await broker.delete_group(WHO, "g")
+    await broker.groups.reset_offset(WHO, "t", "g", 0, "earliest")
+    await broker.groups.delete(WHO, "g")
     assert broker.coordinator.info("g") is None
 
 
@@ -454,10 +454,10 @@ async def test_deployed_clients_commit_to_the_same_group_unfenced(broker: Broker
     a = Member(broker, "a")
     await a.beat()
     await a.commit(0, 5)
-    await broker.commit_offset(WHO, "t", "g", 0, 2)
-    assert broker.committed_offset(WHO, "t", "g", 0) == 2
+    await broker.groups.commit(WHO, "t", "g", 0, 2)
+    assert broker.groups.committed(WHO, "t", "g", 0) == 2
     await a.commit(0, 6)
-    assert broker.committed_offset(WHO, "t", "g", 0) == 6
+    assert broker.groups.committed(WHO, "t", "g", 0) == 6
 
 
 async def test_a_member_belongs_to_the_principal_that_joined(broker: Broker, topic: str) -> None:
@@ -506,7 +506,7 @@ async def test_what_makes_no_sense_is_refused_and_leaves_no_member(
     monkeypatch.setattr(broker.coordinator, "_limits", BrokerLimits(partitions_per_group_max=3))
     with pytest.raises(LimitExceeded, match="4 partitions"):
         await joining(group="h")  # type: ignore[misc]
-    await broker.create_topic(WHO, "u", TopicConfig())
+    await broker.topics.create(WHO, "u", TopicConfig())
     monkeypatch.setattr(broker.coordinator, "_limits", BrokerLimits(topics_per_group_max=1))
     with pytest.raises(LimitExceeded, match=r"2 topics.*limits\.topics_per_group_max"):
         await joining(group="h", topics=["t", "u"])  # type: ignore[misc]
@@ -518,12 +518,12 @@ async def test_members_count_towards_the_limit_of_all_groups(tmp_path: Path, clo
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(group_members_max=1), access=OpenAccess())
     await broker.start()
-    await broker.create_topic(WHO, "t", TopicConfig(partitions=4))
+    await broker.topics.create(WHO, "t", TopicConfig(partitions=4))
     a, b = Member(broker, "a"), Member(broker, "b")
     await a.beat()
     with pytest.raises(LimitExceeded, match="group_members_max"):
         await b.beat()
-    await broker.create_topic(WHO, "u", TopicConfig(partitions=1))
+    await broker.topics.create(WHO, "u", TopicConfig(partitions=1))
     a.topics = ["t", "u"]
     with pytest.raises(LimitExceeded, match="group_members_max"):
         await a.beat()

@@ -32,10 +32,10 @@ async def broker(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Broker]:
 
 async def filled(broker: Broker, *, partitions: int = 1, name: str = "jobs") -> Subscription:
     """A subscription to a topic with five records in each partition, one second after another."""
-    await broker.create_topic(SYSTEM, "orders", TopicConfig(partitions=partitions))
+    await broker.topics.create(SYSTEM, "orders", TopicConfig(partitions=partitions))
     subscription = await subscribe(broker, name=name)
     for value in VALUES:
-        broker._clock.advance(1)  # type: ignore[attr-defined]
+        broker.groups._clock.advance(1)  # type: ignore[attr-defined]
         for partition in range(partitions):
             await produce(broker, "orders", [value], partition=partition)
     return subscription
@@ -52,10 +52,10 @@ async def with_one_acknowledged(broker: Broker) -> Subscription:
 
 async def reset(broker: Broker, target: ResetTarget, partition: int | None = None, name: str = "jobs") -> list[int]:
     """Reset a subscription as its preview says, and return where it is."""
-    preview = await broker.resets.reset_subscription(ANONYMOUS, "orders", name, target, partition, preview=True)
+    preview = await broker.subscription_admin.reset(ANONYMOUS, "orders", name, target, partition, preview=True)
     before = broker.subscriptions.find_in_topic("orders", name).positions
     assert [each.before for each in preview] == [before[each.partition] for each in preview]
-    assert await broker.resets.reset_subscription(ANONYMOUS, "orders", name, target, partition) == preview
+    assert await broker.subscription_admin.reset(ANONYMOUS, "orders", name, target, partition) == preview
     after = broker.subscriptions.find_in_topic("orders", name).positions
     assert [each.after for each in preview] == [after[each.partition] for each in preview]
     return after
@@ -138,7 +138,7 @@ async def test_a_subscription_without_a_name_is_known_by_its_number(broker: Brok
     assert await take_values(broker, subscription) == VALUES
     for name in ("#", "#x", "#99", f"#0{subscription.id}", str(subscription.id), "", "#" + "9" * 5000, "#\u0661"):
         with pytest.raises(GroupNotFound):
-            await broker.resets.reset_subscription(ANONYMOUS, "orders", name, EARLIEST)
+            await broker.subscription_admin.reset(ANONYMOUS, "orders", name, EARLIEST)
 
 
 @pytest.mark.parametrize("preview", [True, False])
@@ -146,13 +146,13 @@ async def test_a_subscription_with_readers_is_not_reset(broker: Broker, clock: M
     subscription = await filled(broker)
     stop = subscription.watch(lambda: None)
     with pytest.raises(InvalidRequest, match=r"has readers \(deliveries that are not acknowledged: 0\)"):
-        await broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", EARLIEST, preview=preview)
+        await broker.subscription_admin.reset(ANONYMOUS, "orders", "jobs", EARLIEST, preview=preview)
     stop()
     assert await take(broker, subscription) is not None
     with pytest.raises(InvalidRequest, match=r"has readers \(deliveries that are not acknowledged: 1\)"):
-        await broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", EARLIEST, preview=preview)
+        await broker.subscription_admin.reset(ANONYMOUS, "orders", "jobs", EARLIEST, preview=preview)
     clock.advance(0.1)
-    await broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", EARLIEST, preview=preview)
+    await broker.subscription_admin.reset(ANONYMOUS, "orders", "jobs", EARLIEST, preview=preview)
 
 
 async def test_records_that_wait_to_become_dead_letters_are_not_forgotten(broker: Broker, clock: ManualClock) -> None:
@@ -161,7 +161,7 @@ async def test_records_that_wait_to_become_dead_letters_are_not_forgotten(broker
     assert first is not None
     subscription.dead_letter(first.tag, "too large")
     with pytest.raises(InvalidRequest, match=r"wait to become dead letters \(1\)"):
-        await broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", EARLIEST)
+        await broker.subscription_admin.reset(ANONYMOUS, "orders", "jobs", EARLIEST)
     await write_dead_letters(broker)
     await reset(broker, EARLIEST)
     assert len(await broker.dead_letters.letters(SYSTEM, "orders", 10)) == 1
@@ -170,15 +170,15 @@ async def test_records_that_wait_to_become_dead_letters_are_not_forgotten(broker
 async def test_what_does_not_exist_is_said(broker: Broker) -> None:
     await filled(broker)
     with pytest.raises(GroupNotFound, match="subscription not found: nobody in topic orders"):
-        await broker.resets.reset_subscription(ANONYMOUS, "orders", "nobody", EARLIEST)
+        await broker.subscription_admin.reset(ANONYMOUS, "orders", "nobody", EARLIEST)
     with pytest.raises(GroupNotFound):
-        await broker.resets.reset_subscription(ANONYMOUS, "other", "jobs", EARLIEST)
+        await broker.subscription_admin.reset(ANONYMOUS, "other", "jobs", EARLIEST)
     with pytest.raises(PartitionNotFound):
-        await broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", EARLIEST, 7)
+        await broker.subscription_admin.reset(ANONYMOUS, "orders", "jobs", EARLIEST, 7)
     with pytest.raises(TopicNotFound):
-        await broker.resets.reset_group(ANONYMOUS, "other", "g", EARLIEST)
+        await broker.groups.reset(ANONYMOUS, "other", "g", EARLIEST)
     with pytest.raises(InvalidRequest, match="offset -1 is out of range"):
-        await broker.resets.reset_group(ANONYMOUS, "orders", "g", ResetTarget("offset", -1))
+        await broker.groups.reset(ANONYMOUS, "orders", "g", ResetTarget("offset", -1))
     with pytest.raises(InvalidRequest, match=r"unknown reset mode: sideways \(use earliest, latest, offset"):
         parse_mode("sideways")
 
@@ -187,15 +187,15 @@ async def test_what_does_not_exist_is_said(broker: Broker) -> None:
 async def test_a_group_is_not_created_where_a_subscription_of_its_name_was_meant(broker: Broker, preview: bool) -> None:
     await filled(broker)
     with pytest.raises(InvalidRequest, match=r"jobs is a subscription .* move it with penstock subscription reset"):
-        await broker.resets.reset_group(ANONYMOUS, "orders", "jobs", EARLIEST, preview=preview)
-    await broker.commit_offset(ANONYMOUS, "orders", "jobs", 0, 2)
-    [move] = await broker.resets.reset_group(ANONYMOUS, "orders", "jobs", ResetTarget("latest"), preview=preview)
+        await broker.groups.reset(ANONYMOUS, "orders", "jobs", EARLIEST, preview=preview)
+    await broker.groups.commit(ANONYMOUS, "orders", "jobs", 0, 2)
+    [move] = await broker.groups.reset(ANONYMOUS, "orders", "jobs", ResetTarget("latest"), preview=preview)
     assert move.before == 2
 
 
 async def test_a_subscription_that_is_deleted_meanwhile_is_not_reset(broker: Broker) -> None:
     subscription = await filled(broker)
-    await broker.delete_group(SYSTEM, "jobs")
+    await broker.groups.delete(SYSTEM, "jobs")
     with pytest.raises(GroupNotFound):
         await broker.subscriptions.move(subscription, {0: 0})
 
@@ -208,7 +208,7 @@ async def test_nothing_is_delivered_while_a_reset_is_stored(tmp_path: Path, cloc
         woken: list[bool] = []
         with disk.fsync_held() as held:
             resetting = asyncio.create_task(
-                broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", ResetTarget("shift", 2))
+                broker.subscription_admin.reset(ANONYMOUS, "orders", "jobs", ResetTarget("shift", 2))
             )
             await asyncio.to_thread(held.wait)
             assert await take(broker, subscription) is None
@@ -225,7 +225,7 @@ async def test_a_reset_that_cannot_be_stored_changes_nothing(tmp_path: Path, clo
         subscription = await with_one_acknowledged(broker)
         disk.disk_full()
         with pytest.raises(NoSpace):
-            await broker.resets.reset_subscription(ANONYMOUS, "orders", "jobs", EARLIEST)
+            await broker.subscription_admin.reset(ANONYMOUS, "orders", "jobs", EARLIEST)
         disk.disk_full_off()
         assert await take_values(broker, subscription) == VALUES[1:]
 
@@ -235,13 +235,13 @@ async def test_a_preview_refuses_what_the_reset_would(broker: Broker, preview: b
     await filled(broker)
     for group in ("g\0", "", "g" * 1000):
         with pytest.raises(InvalidRequest, match="group name"):
-            await broker.resets.reset_group(ANONYMOUS, "orders", group, EARLIEST, preview=preview)
+            await broker.groups.reset(ANONYMOUS, "orders", group, EARLIEST, preview=preview)
 
 
 async def test_a_reset_is_in_the_audit_trail_and_a_preview_is_not(broker: Broker) -> None:
     await filled(broker)
     await reset(broker, ResetTarget("shift", -2), 0)
-    await broker.resets.reset_group(ANONYMOUS, "orders", "billing", ResetTarget("latest"))
+    await broker.groups.reset(ANONYMOUS, "orders", "billing", ResetTarget("latest"))
     found = await broker.audit.query(SYSTEM, AuditQuery(types=["group.reset", "subscription.reset"]))
     told = [(each.type, each.resource, each.details) for each in found.events]
     assert sorted(told) == [

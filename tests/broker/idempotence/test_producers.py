@@ -38,12 +38,12 @@ SCHEMA = '{"type": "object"}'
 
 @pytest.fixture
 async def orders(broker: Broker) -> Broker:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=3))
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=3))
     return broker
 
 
 async def stored(broker: Broker, topic: str = "orders", partitions: int = 3) -> list[list[bytes | None]]:
-    return [await read_values(broker.partition(ANONYMOUS, topic, index)) for index in range(partitions)]
+    return [await read_values(broker.records.partition(ANONYMOUS, topic, index)) for index in range(partitions)]
 
 
 @pytest.mark.dense
@@ -115,7 +115,7 @@ async def test_a_missing_topic_refuses_the_request_and_leaves_its_number_free(or
     request = client.request("missing", [b"a"])
     with pytest.raises(TopicNotFound):
         await client.send(orders, request)
-    await orders.create_topic(ANONYMOUS, "missing", TopicConfig())
+    await orders.topics.create(ANONYMOUS, "missing", TopicConfig())
     await client.send(orders, request)
     assert await stored(orders, "missing", 1) == [[b"a"]]
 
@@ -248,8 +248,8 @@ async def test_a_topic_that_was_deleted_and_made_again_does_not_get_the_records_
     client = await client_of(orders)
     request = client.request("orders", [b"a"])
     first = await client.send(orders, request)
-    await orders.delete_topic(ANONYMOUS, "orders")
-    await orders.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=3))
+    await orders.topics.delete(ANONYMOUS, "orders")
+    await orders.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=3))
     assert places(await client.send(orders, request), 1) == places(first, 1)
     assert await stored(orders) == [[], [], []]
 

@@ -173,7 +173,7 @@ async def test_a_request_is_not_stored_again_in_a_topic_that_was_changed_before_
         if change == "truncated":
             await house.broker.topics.truncate(ANONYMOUS, "orders", "end")
         else:
-            await house.broker.delete_topic(ANONYMOUS, "orders")
+            await house.broker.topics.delete(ANONYMOUS, "orders")
             if change == "made again":
                 await house.topic("orders")
         await house.crash()

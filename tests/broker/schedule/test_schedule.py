@@ -66,7 +66,7 @@ async def delay(broker: Broker, topic: str, value: bytes, delay_ms: int, **how: 
 
 async def delivered(broker: Broker, topic: str, count: int, partition: int = 0) -> list[bytes | None]:
     """The values of a topic as soon as it has this many."""
-    handle = broker.partition(WHO, topic, partition)
+    handle = broker.records.partition(WHO, topic, partition)
     arrived = asyncio.Event()
     stop = handle.watch(arrived.set)
     while len(values := await read_values(handle)) < count:  # offsets may skip, so the end says nothing
@@ -85,13 +85,13 @@ async def nothing_more_happens(broker: Broker) -> None:
 
 @pytest.mark.dense
 async def test_a_delayed_record_is_readable_when_it_is_due_and_not_before(broker: Broker, clock: ManualClock) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     scheduled = await delay(broker, "t", b"later", 5_000)
     assert scheduled == Scheduled(f"{START_MS + 5_000}-0", START_MS + 5_000, 0)
     assert broker.schedule.pending == 1
     clock.advance(4.999)
     await nothing_more_happens(broker)
-    assert await read_values(broker.partition(WHO, "t", 0)) == []
+    assert await read_values(broker.records.partition(WHO, "t", 0)) == []
     clock.advance(0.001)
     broker.schedule.look()
     assert await delivered(broker, "t", 1) == [b"later"]
@@ -101,20 +101,20 @@ async def test_a_delayed_record_is_readable_when_it_is_due_and_not_before(broker
 
 
 async def test_key_headers_and_time_to_live_arrive_with_the_record(broker: Broker, clock: ManualClock) -> None:
-    await broker.create_topic(WHO, "t", TopicConfig(partitions=3))
+    await broker.topics.create(WHO, "t", TopicConfig(partitions=3))
     headers = encode_headers([("h", b"1")])
     scheduled = await delay(broker, "t", b"v", 1_000, key=b"user-123", headers=headers, ttl_ms=700)
     assert scheduled.partition == 2
     clock.advance(1.5)
     broker.schedule.look()
     await delivered(broker, "t", 1, partition=2)
-    [block] = await broker.partition(WHO, "t", 2).read(0)
+    [block] = await broker.records.partition(WHO, "t", 2).read(0)
     assert (block.keys(), block.values(), block.headers()) == ([b"user-123"], [b"v"], [headers])
     assert block.expiries() == [START_MS + 1_500 + 700]
 
 
 async def test_records_come_in_the_order_of_their_due_times(broker: Broker, clock: ManualClock) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     delays = [700, 100, 400, 100, 250, 900]
     for number, delay_ms in enumerate(delays):
         await delay(broker, "t", b"%d" % number, delay_ms)
@@ -137,7 +137,7 @@ async def test_many_that_are_due_together_are_few_appends(
     monkeypatch.setattr(engine, "append_atomic", counted)
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
-    await broker.create_topic(WHO, "t", TopicConfig(partitions=2))
+    await broker.topics.create(WHO, "t", TopicConfig(partitions=2))
     await asyncio.gather(*(delay(broker, "t", b"%d" % number, 1_000, key=b"%d" % number) for number in range(3_000)))
     clock.advance(2)
     broker.schedule.look()
@@ -149,7 +149,7 @@ async def test_many_that_are_due_together_are_few_appends(
 
 
 async def test_a_cancelled_record_is_never_delivered(broker: Broker, clock: ManualClock) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     first = await delay(broker, "t", b"first", 1_000)
     await delay(broker, "t", b"second", 1_000)
     await broker.schedule.cancel(WHO, "t", first.id)
@@ -162,7 +162,7 @@ async def test_a_cancelled_record_is_never_delivered(broker: Broker, clock: Manu
 
 @pytest.mark.parametrize("entry_id", ["", "x", "1-x", "-", "1700000005000-7", "9" * 30 + "-0", "1-2-3"])
 async def test_an_id_that_waits_nowhere_is_not_found(broker: Broker, entry_id: str) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     await delay(broker, "t", b"v", 5_000)
     with pytest.raises(EntryNotFound, match="delayed message not found"):
         await broker.schedule.cancel(WHO, "t", entry_id)
@@ -170,8 +170,8 @@ async def test_an_id_that_waits_nowhere_is_not_found(broker: Broker, entry_id: s
 
 
 async def test_only_who_names_its_topic_can_cancel_it(broker: Broker, clock: ManualClock) -> None:
-    await broker.ensure_topic(WHO, "mine")
-    await broker.ensure_topic(WHO, "yours")
+    await broker.topics.ensure(WHO, "mine")
+    await broker.topics.ensure(WHO, "yours")
     scheduled = await delay(broker, "mine", b"v", 1_000)
     with pytest.raises(EntryNotFound):
         await broker.schedule.cancel(WHO, "yours", scheduled.id)
@@ -183,7 +183,7 @@ async def test_only_who_names_its_topic_can_cancel_it(broker: Broker, clock: Man
 
 
 async def test_one_that_was_read_ahead_can_still_be_cancelled(broker: Broker, clock: ManualClock) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     scheduled = await delay(broker, "t", b"v", schedule.AHEAD_MS)
     await delay(broker, "t", b"w", schedule.AHEAD_MS)
     await nothing_more_happens(broker)
@@ -194,7 +194,7 @@ async def test_one_that_was_read_ahead_can_still_be_cancelled(broker: Broker, cl
 
 
 async def test_two_who_cancel_one_record_are_one_who_does(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     scheduled = await delay(broker, "t", b"v", 5_000)
     results = await asyncio.gather(
         *(broker.schedule.cancel(WHO, "t", scheduled.id) for _ in range(3)), return_exceptions=True
@@ -206,7 +206,7 @@ async def test_two_who_cancel_one_record_are_one_who_does(broker: Broker) -> Non
 async def test_what_waits_survives_a_restart_and_what_is_over_does_not_come_back(tmp_path: Path) -> None:
     clock = ManualClock()
     async with running(tmp_path, clock) as broker:
-        await broker.ensure_topic(WHO, "t")
+        await broker.topics.ensure(WHO, "t")
         gone = await delay(broker, "t", b"cancelled", 9_000)
         kept = await delay(broker, "t", b"kept", 9_000)
         await delay(broker, "t", b"delivered", 1_000)
@@ -227,13 +227,13 @@ async def test_what_waits_survives_a_restart_and_what_is_over_does_not_come_back
     async with running(tmp_path, clock) as broker:
         assert broker.schedule.pending == 0
         await nothing_more_happens(broker)
-        assert len(await read_values(broker.partition(WHO, "t", 0))) == 3
+        assert len(await read_values(broker.records.partition(WHO, "t", 0))) == 3
 
 
 async def test_an_id_from_before_a_restart_still_cancels(tmp_path: Path) -> None:
     clock = ManualClock()
     async with running(tmp_path, clock) as broker:
-        await broker.ensure_topic(WHO, "t")
+        await broker.topics.ensure(WHO, "t")
         scheduled = await delay(broker, "t", b"v", 9_000)
     async with running(tmp_path, clock) as broker:
         await broker.schedule.cancel(WHO, "t", scheduled.id)
@@ -251,7 +251,7 @@ async def test_what_is_over_leaves_the_disk_and_what_waits_stays(
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     await delay(broker, "t", b"waits", 3_600_000)
     for _ in range(20):
         await asyncio.gather(*(delay(broker, "t", bytes(1_000), 500) for _ in range(20)))
@@ -273,7 +273,7 @@ async def test_what_is_over_leaves_the_disk_and_what_waits_stays(
 
 @pytest.mark.dense
 async def test_a_clock_set_back_or_forward_neither_loses_nor_repeats(broker: Broker, clock: ManualClock) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     await delay(broker, "t", b"one", 1_000)
     clock.jump(3_600)
     broker.schedule.look()
@@ -281,7 +281,7 @@ async def test_a_clock_set_back_or_forward_neither_loses_nor_repeats(broker: Bro
     clock.jump(-7_200)
     await delay(broker, "t", b"two", 1_000)
     await nothing_more_happens(broker)
-    assert await read_values(broker.partition(WHO, "t", 0)) == [b"one"]
+    assert await read_values(broker.records.partition(WHO, "t", 0)) == [b"one"]
     clock.advance(1)
     broker.schedule.look()
     assert await delivered(broker, "t", 2) == [b"one", b"two"]
@@ -291,24 +291,24 @@ async def test_a_clock_set_back_or_forward_neither_loses_nor_repeats(broker: Bro
 
 
 async def test_a_jump_of_the_clock_is_noticed_without_being_told(broker: Broker, clock: ManualClock) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     await delay(broker, "t", b"v", 3_600_000)
     clock.jump(3_600)
     assert await asyncio.wait_for(delivered(broker, "t", 1), 10) == [b"v"]
 
 
 async def test_delayed_records_go_with_their_topic(broker: Broker, clock: ManualClock) -> None:
-    await broker.ensure_topic(WHO, "t")
-    await broker.ensure_topic(WHO, "other")
+    await broker.topics.ensure(WHO, "t")
+    await broker.topics.ensure(WHO, "other")
     await delay(broker, "t", b"for the first t", 1_000)
     await delay(broker, "other", b"o", 1_000)
-    await broker.delete_topic(WHO, "t")
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.delete(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     clock.advance(1)
     broker.schedule.look()
     assert await delivered(broker, "other", 1) == [b"o"]
     await nothing_more_happens(broker)
-    assert await read_values(broker.partition(WHO, "t", 0)) == []
+    assert await read_values(broker.records.partition(WHO, "t", 0)) == []
     assert broker.schedule.stats.dropped == 1
     assert broker.schedule.pending == 0
 
@@ -319,7 +319,7 @@ async def test_large_records_are_read_a_few_at_a_time(
 ) -> None:
     monkeypatch.setattr(schedule, "READY_BYTES_MAX", 10_000)
     monkeypatch.setattr(schedule, "DELIVERY_BYTES_MAX", 5_000)
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     values = [bytes([number]) * 4_000 for number in range(20)]
     for number, value in enumerate(values):
         await delay(broker, "t", value, 1_000 + number)
@@ -343,7 +343,7 @@ async def test_a_full_disk_delays_delivery_and_repeats_nothing(
             original(parts, done)
 
     monkeypatch.setattr(engine, "append_atomic", full_at_first)
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     await delay(broker, "t", b"v", 1_000)
     clock.advance(1)
     broker.schedule.look()
@@ -357,7 +357,7 @@ async def test_a_full_disk_delays_delivery_and_repeats_nothing(
 async def test_an_entry_that_is_not_in_the_log_any_more_holds_up_no_other(
     broker: Broker, engine: Engine, clock: ManualClock
 ) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     ended = await delay(broker, "t", b"ended", 1_000)
     await broker.schedule.cancel(WHO, "t", ended.id)
     tombstone = engine.partition(SCHEDULE_TOPIC, 0).committed_end - 1
@@ -374,7 +374,7 @@ async def test_an_entry_that_is_not_in_the_log_any_more_holds_up_no_other(
 async def test_after_a_failed_flush_the_next_start_delivers_once(tmp_path: Path) -> None:
     clock, disk = ManualClock(), FaultyDisk()
     async with running(tmp_path, clock, disk=disk) as broker:
-        await broker.ensure_topic(WHO, "t")
+        await broker.topics.ensure(WHO, "t")
         await delay(broker, "t", b"v", 1_000)
         disk.fail_next_fsync()
         clock.advance(1)
@@ -408,8 +408,8 @@ async def test_what_cannot_be_delivered_is_not_accepted(
     tmp_path: Path, how: dict[str, object], error: type[PenstockError], text: str
 ) -> None:
     async with running(tmp_path, ManualClock(), BrokerLimits(record_bytes_max=100)) as broker:
-        await broker.ensure_topic(WHO, "t")
-        await broker.create_topic(WHO, "compacted", TopicConfig(cleanup="compact"))
+        await broker.topics.ensure(WHO, "t")
+        await broker.topics.create(WHO, "compacted", TopicConfig(cleanup="compact"))
         call = {"topic": "t", "partition": -1, "value": b"v", "delay_ms": 1_000, **how}
         topic, partition, value = call.pop("topic"), call.pop("partition"), call.pop("value")
         with pytest.raises(error, match=text):
@@ -418,7 +418,7 @@ async def test_what_cannot_be_delivered_is_not_accepted(
 
 
 async def test_a_record_must_follow_the_schema_of_its_topic_when_it_is_accepted(broker: Broker) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     await broker.schemas.register(WHO, "s", "json", '{"type": "object"}')
     await broker.schemas.bind(WHO, "t", "s")
     with pytest.raises(ValidationFailed):
@@ -433,7 +433,7 @@ async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
 ) -> None:
     clock = ManualClock()
     async with running(tmp_path, clock) as broker:
-        await broker.ensure_topic(WHO, "t")
+        await broker.topics.ensure(WHO, "t")
         await delay(broker, "t", b"damaged", 1_000)
         await delay(broker, "t", b"sound", 1_000)
         partition = broker.schedule._log.partition
@@ -455,7 +455,7 @@ async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
 async def test_how_many_may_wait_is_bounded(tmp_path: Path) -> None:
     clock = ManualClock()
     async with running(tmp_path, clock, BrokerLimits(delayed_max=2)) as broker:
-        await broker.ensure_topic(WHO, "t")
+        await broker.topics.ensure(WHO, "t")
         await delay(broker, "t", b"1", 1_000)
         await delay(broker, "t", b"2", 1_000)
         with pytest.raises(LimitExceeded, match=r"limits\.delayed_max"):
@@ -470,15 +470,15 @@ async def test_how_many_may_wait_is_bounded(tmp_path: Path) -> None:
 async def test_nothing_is_accepted_once_the_broker_is_closed(engine: Engine, clock: ManualClock) -> None:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     await broker.close()
     with pytest.raises(ShuttingDown):
         await delay(broker, "t", b"v", 1_000)
 
 
 async def test_its_topic_is_internal(broker: Broker) -> None:
-    assert SCHEDULE_TOPIC not in broker.topic_names(WHO)
-    assert broker.has_topic(SCHEDULE_TOPIC)
+    assert SCHEDULE_TOPIC not in broker.topics.names(WHO)
+    assert broker.topics.exists(SCHEDULE_TOPIC)
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ async def test_what_waits_is_listed_by_the_time_it_is_due_a_page_at_a_time(
 ) -> None:
     monkeypatch.setattr(schedule, "LISTED_ENTRIES_MAX", 2)
     for topic in ("a", "b"):
-        await broker.ensure_topic(WHO, topic)
+        await broker.topics.ensure(WHO, topic)
     later = await delay(broker, "a", b"later", 9_000, key=b"k", ttl_ms=5)
     soon = await delay(broker, "b", b"soon", 100)
     sooner = await delay(broker, "a", b"sooner", 50)
@@ -541,7 +541,7 @@ async def test_what_waits_is_listed_by_the_time_it_is_due_a_page_at_a_time(
 async def test_records_that_are_too_large_together_are_listed_in_smaller_pages(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await broker.ensure_topic(WHO, "t")
+    await broker.topics.ensure(WHO, "t")
     scheduled = [await delay(broker, "t", b"x" * 600, 1_000 + number) for number in range(5)]
     monkeypatch.setattr(schedule, "READY_BYTES_MAX", 1_500)
     found: list[str] = []

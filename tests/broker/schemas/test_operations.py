@@ -34,7 +34,7 @@ async def test_a_record_is_validated_against_any_version_and_message(broker: Bro
 
 async def test_a_topic_is_bound_and_released(broker: Broker) -> None:
     await broker.schemas.register(ANONYMOUS, "s", "json", "{}")
-    await broker.ensure_topic(ANONYMOUS, "t")
+    await broker.topics.ensure(ANONYMOUS, "t")
     assert broker.schemas.bound_to(ANONYMOUS, "t") is None
     await broker.schemas.bind(ANONYMOUS, "t", "s:1")
     assert broker.schemas.bound_to(ANONYMOUS, "t") == "s:1"
@@ -44,7 +44,7 @@ async def test_a_topic_is_bound_and_released(broker: Broker) -> None:
     with pytest.raises(InvalidRequest, match="no message 'C'"):
         await broker.schemas.bind(ANONYMOUS, "t", "p:C")
     with pytest.raises(InvalidRequest, match="no message 'C'"):
-        await broker.create_topic(ANONYMOUS, "u", TopicConfig(), "p:C")
+        await broker.topics.create(ANONYMOUS, "u", TopicConfig(), "p:C")
     for topic, reference, error in (
         ("nope", "s", TopicNotFound),
         ("t", "nope", SchemaNotFound),
@@ -58,9 +58,9 @@ async def test_a_topic_is_bound_and_released(broker: Broker) -> None:
 
 async def test_a_binding_goes_with_its_topic(broker: Broker) -> None:
     await broker.schemas.register(ANONYMOUS, "s", "json", "{}")
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig(), "s")
-    await broker.delete_topic(ANONYMOUS, "t")
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "t", TopicConfig(), "s")
+    await broker.topics.delete(ANONYMOUS, "t")
+    await broker.topics.create(ANONYMOUS, "t", TopicConfig())
     assert broker.schemas.bound_to(ANONYMOUS, "t") is None
     await broker.schemas.delete(ANONYMOUS, "s")
 
@@ -82,6 +82,6 @@ async def guarded(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
 async def test_a_list_holds_only_schemas_that_the_principal_may_describe(broker: Broker, guarded: Broker) -> None:
     for name in ("s1", "s2"):
         await broker.schemas.register(ANONYMOUS, name, "json", "{}")
-    await guarded._registry.start()
+    await guarded.leading.catch_up()
     assert [version.name for version in guarded.schemas.versions(Principal("someone"))] == ["s1"]
     assert list(guarded.schemas.versions(Principal("someone"), "s2")) == []

@@ -39,16 +39,16 @@ def always_in_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def bound(broker: Broker, topic: str = "orders", config: TopicConfig | None = None) -> None:
     await broker.schemas.register(ANONYMOUS, "order", "json", ORDER)
-    await broker.create_topic(ANONYMOUS, topic, config or TopicConfig(), "order")
+    await broker.topics.create(ANONYMOUS, topic, config or TopicConfig(), "order")
 
 
 async def values_in(broker: Broker, topic: str) -> list[bytes | None]:
-    return await read_values(broker.partition(ANONYMOUS, topic, 0))
+    return await read_values(broker.records.partition(ANONYMOUS, topic, 0))
 
 
 async def produced(broker: Broker, values: Sequence[bytes | None], **how: Any) -> Placement:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    broker.produce(ANONYMOUS, how.pop("topic", "orders"), 0, values, done=future.set_result, **how)
+    broker.records.produce(ANONYMOUS, how.pop("topic", "orders"), 0, values, done=future.set_result, **how)
     [placement] = by_partition(await future)
     return placement
 
@@ -56,7 +56,7 @@ async def produced(broker: Broker, values: Sequence[bytes | None], **how: Any) -
 async def refused(broker: Broker, values: Sequence[bytes | None], **how: Any) -> dict[int, PenstockError]:
     """Produce records and return the errors of those that were refused, by row."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    broker.produce(ANONYMOUS, how.pop("topic", "orders"), 0, values, done=future.set_result, **how)
+    broker.records.produce(ANONYMOUS, how.pop("topic", "orders"), 0, values, done=future.set_result, **how)
     return errors_by_row(await future, len(values))
 
 
@@ -96,7 +96,7 @@ async def test_a_record_that_ends_the_worker_takes_no_other_with_it(
     endless = json.loads(ENDLESS)
     schema = json.dumps({"if": {"type": "integer"}, "then": {"$ref": endless["$ref"]}, "$defs": endless["$defs"]})
     await broker.schemas.register(ANONYMOUS, "some", "json", schema)
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(), "some")
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig(), "some")
     errors = await refused(broker, [b'"a"', b'"b"', b"1", b'"c"', b'"d"'], units=[2, 2, 1])
     assert list(errors) == [2, 3]
     assert "record 0: checking takes more than 0.5 s of processor time" in str(errors[2])
@@ -150,7 +150,7 @@ async def test_a_schema_that_could_take_forever_is_given_up_on_and_nobody_else_w
     monkeypatch.setattr(validation, "RECORDS_S_MAX", 0.5)
     await bound(broker)
     await broker.schemas.register(ANONYMOUS, "endless", "json", ENDLESS)
-    await broker.create_topic(ANONYMOUS, "slow", TopicConfig(), "endless")
+    await broker.topics.create(ANONYMOUS, "slow", TopicConfig(), "endless")
     waiting = asyncio.ensure_future(produced(broker, [b"1"], topic="slow"))
     await asyncio.sleep(0)
     for _ in range(10):
@@ -169,7 +169,7 @@ async def test_a_schema_given_with_the_records_counts_beside_the_topic_s_own(bro
     assert "(order-v1)" in str(errors[1])
     assert "(order-v1)" in str(errors[2])
     appended(await produced(broker, [b'{"id": 1, "name": 1}'], schema="named:1"))
-    await broker.ensure_topic(ANONYMOUS, "free")
+    await broker.topics.ensure(ANONYMOUS, "free")
     appended(await produced(broker, [b'{"name": 1}'], topic="free", schema="named"))
     with pytest.raises(SchemaNotFound, match="nope"):
         await produced(broker, [SOUND], topic="free", schema="nope")
@@ -191,7 +191,7 @@ async def test_tombstones_are_not_checked(broker: Broker) -> None:
 
 async def test_the_latest_version_counts_unless_the_binding_names_one(broker: Broker) -> None:
     await bound(broker)
-    await broker.create_topic(ANONYMOUS, "pinned", TopicConfig(), "order:1")
+    await broker.topics.create(ANONYMOUS, "pinned", TopicConfig(), "order:1")
     looser = '{"type": "object"}'
     await broker.schemas.register(ANONYMOUS, "order", "json", looser)
     appended(await produced(broker, [b"{}"]))
@@ -211,7 +211,7 @@ async def test_every_kind_of_schema_guards_a_topic(
     broker: Broker, kind: str, definition: str, reference: str, sound: bytes, wrong: bytes
 ) -> None:
     await broker.schemas.register(ANONYMOUS, "s", kind, definition)
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(), reference)
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig(), reference)
     appended(await produced(broker, [sound] * 10))
     errors = await refused(broker, [sound, wrong])
     assert list(errors) == [1]
@@ -220,7 +220,7 @@ async def test_every_kind_of_schema_guards_a_topic(
 
 async def test_a_topic_without_a_schema_is_not_checked(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     await bound(broker)
-    await broker.ensure_topic(ANONYMOUS, "free")
+    await broker.topics.ensure(ANONYMOUS, "free")
     monkeypatch.setattr(broker._validation, "admit", None)
     appended(await produced(broker, [b"anything"], topic="free"))
 

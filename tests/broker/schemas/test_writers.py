@@ -45,7 +45,7 @@ def crc64(number: int) -> bytes:
 async def bound(broker: Broker, kind: str, definitions: list[str], reference: str = "order") -> list[int]:
     """A topic `orders` that is bound to a schema; the registry ids of its versions."""
     made = [await broker.schemas.register(ANONYMOUS, "order", kind, each, "none") for each in definitions]
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(), reference)
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig(), reference)
     return [each.registry_id for each in made]
 
 
@@ -54,13 +54,13 @@ async def produced(broker: Broker, values: list[bytes | None], marks: list[Any] 
     headers = None if marks is None else [None if each is None else encode_headers(each) for each in marks]
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     topic = how.pop("topic", "orders")
-    broker.produce(ANONYMOUS, topic, 0, values, headers=headers, done=future.set_result, **how)
+    broker.records.produce(ANONYMOUS, topic, 0, values, headers=headers, done=future.set_result, **how)
     errors = errors_by_row(await future, len(values))
     return [str(errors.get(row, "")) for row in range(len(values))]
 
 
 async def stored(broker: Broker, topic: str = "orders") -> list[tuple[bytes | None, list[tuple[str, bytes | None]]]]:
-    partition: Partition = broker.partition(ANONYMOUS, topic, 0)
+    partition: Partition = broker.records.partition(ANONYMOUS, topic, 0)
     records = []
     offset = 0
     await partition.follow()
@@ -153,8 +153,8 @@ async def test_bare_avro_is_stamped_until_a_second_version_may_have_written_it(b
 
 async def test_bare_avro_is_stamped_by_the_version_that_the_topic_or_the_writer_names(broker: Broker) -> None:
     await bound(broker, "avro", REORDERED, "order:1")
-    await broker.create_topic(ANONYMOUS, "any", TopicConfig(), "order")
-    await broker.create_topic(ANONYMOUS, "free", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "any", TopicConfig(), "order")
+    await broker.topics.create(ANONYMOUS, "free", TopicConfig())
     await broker.schemas.delete(ANONYMOUS, "order", 2)
     record = b"\x02\x04\x06"
     for topic, schema in [("orders", None), ("orders", "order"), ("any", None), ("any", "order:1"), ("free", "order")]:
@@ -240,7 +240,7 @@ async def test_the_path_of_a_protobuf_message_must_be_that_of_the_binding(broker
 
 async def test_a_schema_that_a_record_is_sent_with_stamps_it(broker: Broker) -> None:
     await bound(broker, "json", ["{}", '{"type": "object"}'])
-    await broker.create_topic(ANONYMOUS, "free", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "free", TopicConfig())
     await broker.schemas.register(ANONYMOUS, "other", "json", "{}")
     assert await produced(broker, [b"{}"], topic="free", schema="other") == [""]
     assert await produced(broker, [b"{}"], schema="order:1") == [""]

@@ -153,7 +153,7 @@ async def test_a_topic_deleted_before_the_commit_refuses_it_and_during_it_is_lef
         await house.topic("other")
         await long_commit(house)
         await house.stage("other", [(0, [b"x"])], sequence=12)
-        await house.broker.delete_topic(ANONYMOUS, "other")
+        await house.broker.topics.delete(ANONYMOUS, "other")
         await house.topic("other")
         with pytest.raises(TopicNotFound, match="other was deleted after records were staged"):
             await house.publish(0, ("a", 13))
@@ -167,6 +167,6 @@ async def test_a_topic_deleted_before_the_commit_refuses_it_and_during_it_is_lef
             await house.stage("orders", [(0, [bytes(1000)])], attempt="b", sequence=number)
         await house.stage("other", [(0, [b"y"])], attempt="b", sequence=8)
         committing = await begun(house, ("b", 9))
-        await house.broker.delete_topic(ANONYMOUS, "other")
+        await house.broker.topics.delete(ANONYMOUS, "other")
         assert await committing is Committed.NOW
         assert len(await house.values("orders")) == 8

@@ -217,7 +217,7 @@ async def test_records_whose_check_outlasts_their_run_or_epoch_are_not_staged(
     async with house:
         await house.topic("free")
         await house.broker.schemas.register(ANONYMOUS, "numbers", "json", '{"type": "integer"}')
-        await house.broker.create_topic(ANONYMOUS, "orders", TopicConfig(), schema="numbers")
+        await house.broker.topics.create(ANONYMOUS, "orders", TopicConfig(), schema="numbers")
         checked: list[Callable[[], None]] = []
         monkeypatch.setattr(
             house.staging._validation,

@@ -61,7 +61,7 @@ class Cluster:
         await node.start()
 
     async def leader(self) -> Node:
-        while not (leading := [node for node in self.nodes if node.broker.leads]):
+        while not (leading := [node for node in self.nodes if node.broker.leading.leads]):
             await asyncio.sleep(0)
         return leading[0]
 
@@ -108,7 +108,7 @@ async def test_every_epoch_is_there_once_however_often_the_lead_changes(seed: in
     chance = random.Random(seed)
     cluster = Cluster(clock, chance)
     await cluster.start()
-    await (await cluster.leader()).broker.create_topic(ANONYMOUS, "out", TopicConfig(partitions=PARTITIONS))
+    await (await cluster.leader()).broker.topics.create(ANONYMOUS, "out", TopicConfig(partitions=PARTITIONS))
     run = epoch = 0
     while epoch < EPOCHS:
         run += 1

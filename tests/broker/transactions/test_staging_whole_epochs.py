@@ -204,7 +204,7 @@ async def test_a_topic_that_is_replaced_while_its_records_wait_gets_none_of_them
         then = getattr(waiting, name)
 
         async def replaced(*given: Any) -> Any:
-            await house.broker.delete_topic(ANONYMOUS, "orders")
+            await house.broker.topics.delete(ANONYMOUS, "orders")
             await house.topic("orders")
             return await then(*given)
 

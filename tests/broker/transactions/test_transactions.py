@@ -319,7 +319,7 @@ async def test_what_a_plain_write_would_refuse_is_refused_at_once_and_the_transa
 async def test_of_records_that_are_added_together_only_those_at_fault_are_refused(house: House) -> None:
     async with house:
         await house.broker.schemas.register(ANONYMOUS, "numbers", "json", '{"type": "integer"}')
-        await house.broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2, cleanup="compact"), "numbers")
+        await house.broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=2, cleanup="compact"), "numbers")
         transaction = house.begin()
         added: list[Added] = []
         house.transactions.produce(
@@ -345,7 +345,7 @@ async def test_of_records_that_are_added_together_only_those_at_fault_are_refuse
 async def test_records_that_a_schema_refuses_are_refused_at_once(house: House) -> None:
     async with house:
         await house.broker.schemas.register(ANONYMOUS, "numbers", "json", '{"type": "integer"}')
-        await house.broker.create_topic(ANONYMOUS, "orders", TopicConfig(), schema="numbers")
+        await house.broker.topics.create(ANONYMOUS, "orders", TopicConfig(), schema="numbers")
         transaction = house.begin()
         house.add(transaction, "orders", [b"1"])
         with pytest.raises(ValidationFailed):
@@ -372,7 +372,7 @@ async def test_a_topic_that_is_deleted_before_the_commit_keeps_everything_from_b
         transaction = house.begin()
         house.add(transaction, "orders", [b"a"])
         house.add(transaction, "payments", [b"b"])
-        await house.broker.delete_topic(ANONYMOUS, "orders")
+        await house.broker.topics.delete(ANONYMOUS, "orders")
         if again:
             await house.topic("orders")
         with pytest.raises(TopicNotFound, match="orders was deleted"):
@@ -390,20 +390,20 @@ async def test_offsets_of_groups_move_with_the_records(house: House) -> None:
     async with house:
         await house.topic("orders", partitions=2)
         await house.topic("totals")
-        await house.broker.commit_offset(ANONYMOUS, "orders", "g", 0, 3)
+        await house.broker.groups.commit(ANONYMOUS, "orders", "g", 0, 3)
         transaction = house.begin()
         house.add(transaction, "totals", [b"a"])
         house.transactions.commit_offset(ALICE, "orders", transaction, "g", 0, 5)
         house.transactions.commit_offset(ALICE, "orders", transaction, "g", 1, 6)
         house.transactions.commit_offset(ALICE, "orders", transaction, "g", 0, 7)
         house.transactions.commit_offset(ALICE, "orders", transaction, "new", 0, 8)
-        assert house.broker.committed_offset(ALICE, "orders", "g", 0) == 3
+        assert house.broker.groups.committed(ALICE, "orders", "g", 0) == 3
         with pytest.raises(GroupNotFound):
-            house.broker.committed_offset(ALICE, "orders", "new", 0)
+            house.broker.groups.committed(ALICE, "orders", "new", 0)
         assert await house.commit(transaction)
         for _ in ("now", "after a restart"):
-            assert [house.broker.committed_offset(ALICE, "orders", "g", index) for index in range(2)] == [7, 6]
-            assert house.broker.committed_offset(ALICE, "orders", "new", 0) == 8
+            assert [house.broker.groups.committed(ALICE, "orders", "g", index) for index in range(2)] == [7, 6]
+            assert house.broker.groups.committed(ALICE, "orders", "new", 0) == 8
             assert await house.values("totals") == [b"a"]
             await house.restart()
 
@@ -415,8 +415,8 @@ async def test_offsets_of_a_transaction_that_is_not_committed_move_nothing(house
         house.transactions.commit_offset(ALICE, "orders", transaction, "g", 0, 5)
         house.transactions.rollback(ALICE, transaction)
         with pytest.raises(GroupNotFound):
-            house.broker.committed_offset(ALICE, "orders", "g", 0)
-        assert list(house.broker.list_groups(ANONYMOUS)) == []
+            house.broker.groups.committed(ALICE, "orders", "g", 0)
+        assert list(house.broker.groups.all(ANONYMOUS)) == []
 
 
 async def test_offsets_that_cannot_be_committed_are_refused_at_once(house: House) -> None:
@@ -436,16 +436,16 @@ async def test_a_group_that_does_not_fit_keeps_everything_from_being_written(
 ) -> None:
     async with House(tmp_path, clock, BrokerLimits(groups_max=1)) as house:
         await house.topic("orders")
-        await house.broker.commit_offset(ANONYMOUS, "orders", "g", 0, 1)
+        await house.broker.groups.commit(ANONYMOUS, "orders", "g", 0, 1)
         transaction = house.begin()
         house.add(transaction, "orders", [b"a"])
         house.transactions.commit_offset(ALICE, "orders", transaction, "h", 0, 1)
         with pytest.raises(LimitExceeded, match=r"limits\.groups_max"):
             await house.commit(transaction)
         assert await house.values("orders") == []
-        await house.broker.delete_group(ANONYMOUS, "g")
+        await house.broker.groups.delete(ANONYMOUS, "g")
         assert await house.commit(transaction)
-        assert house.broker.committed_offset(ALICE, "orders", "h", 0) == 1
+        assert house.broker.groups.committed(ALICE, "orders", "h", 0) == 1
 
 
 # -- everything at once ---------------------------------------------------------------------------------------------------
@@ -492,4 +492,4 @@ async def test_a_random_life_leaves_what_was_committed_and_nothing_else(house: H
         for topic, partition in (("a", 0), ("a", 1), ("a", 2), ("b", 0)):
             assert await house.values(topic, partition) == committed.get((topic, partition), [])
         for partition, offset in offsets.items():
-            assert house.broker.committed_offset(ALICE, "a", "g", partition) == offset
+            assert house.broker.groups.committed(ALICE, "a", "g", partition) == offset

@@ -167,11 +167,11 @@ async def test_on_a_full_disk_nothing_is_written_and_the_commit_may_be_tried_aga
         with pytest.raises(NoSpace):
             await house.commit(transaction)
         assert [await house.values("orders", index) for index in range(2)] == [[], []]
-        assert list(house.broker.list_groups(ANONYMOUS)) == []
+        assert list(house.broker.groups.all(ANONYMOUS)) == []
         house.disk.disk_full_off()
         assert await house.commit(transaction)
         assert [len(await house.values("orders", index)) for index in range(2)] == [1, 1]
-        assert house.broker.committed_offset(ALICE, "orders", "g", 0) == 1
+        assert house.broker.groups.committed(ALICE, "orders", "g", 0) == 1
 
 
 @pytest.mark.embedded

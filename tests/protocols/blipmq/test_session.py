@@ -86,7 +86,7 @@ async def test_publishes_before_the_key_are_refused_one_by_one(stranger: Convers
         (5, 401, "unauthenticated"),
         (6, 401, "unauthenticated"),
     ]
-    assert not broker.has_topic("t")
+    assert not broker.topics.exists("t")
 
 
 # -- malformed requests ---------------------------------------------------------------------------------------------------
@@ -495,7 +495,7 @@ async def test_every_request_is_checked(talk: Conversation, broker: Broker, engi
     subscription = await talk.subscribe("t")
     await talk.publish("t", b"a")
     assert await talk.poll(subscription) is not None
-    broker.access = broker.subscriptions.access = Refusing()
+    broker.records.access = broker.topics.access = broker.subscriptions.access = Refusing()
     for request in (
         encode_publish(5, 1, "t", b"m"),
         encode_publish(5, 1, "new", b"m"),
@@ -524,7 +524,7 @@ async def test_a_bug_of_ours_is_answered_and_logged_once(
         raise RuntimeError("oops")
 
     await talk.publish("t", b"a")
-    monkeypatch.setattr(broker, "produce", broken)
+    monkeypatch.setattr(broker.records, "produce", broken)
     monkeypatch.setattr(broker.subscriptions, "find", broken)
     for request in (encode_publish(5, 1, "t", b"m"), encode_poll(5, 1)):
         correlation_id, code, reason = await talk.nack(request)

@@ -20,7 +20,7 @@ def limits() -> BrokerLimits:
 @pytest.fixture
 async def broker(broker: Broker) -> Broker:
     for topic in ("demo", "t1/demo"):
-        await broker.ensure_topic(ANONYMOUS, topic)
+        await broker.topics.ensure(ANONYMOUS, topic)
     return broker
 
 

@@ -81,7 +81,7 @@ async def broker(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access_settings=AccessSettings())
     await broker.start()
     for topic in ("t1/demo", "t2/demo"):
-        await broker.ensure_topic(SYSTEM, topic)
+        await broker.topics.ensure(SYSTEM, topic)
         await produce(broker, topic, [b"finished"], principal=SYSTEM)
         group = await broker.subscriptions.subscribe(
             SYSTEM, topic, ALWAYS_AT_LEAST_ONCE, name="known", start="earliest"
@@ -129,7 +129,7 @@ async def test_each_may_do_what_it_may_and_nothing_else(peer: Peer, broker: Brok
 
 
 def written(broker: Broker) -> int:
-    return sum(broker.partition(SYSTEM, topic, 0).committed_end for topic in ("t1/demo", "t2/demo"))
+    return sum(broker.records.partition(SYSTEM, topic, 0).committed_end for topic in ("t1/demo", "t2/demo"))
 
 
 @pytest.mark.parametrize("who", WHO)

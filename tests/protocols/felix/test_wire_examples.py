@@ -222,7 +222,7 @@ def test_binary_events_are_read_in_each_of_their_forms() -> None:
 
 @pytest.fixture
 async def orders(broker: Broker) -> None:
-    await broker.ensure_topic(ANONYMOUS, "acme/shop/orders")
+    await broker.topics.ensure(ANONYMOUS, "acme/shop/orders")
 
 
 @pytest.mark.usefixtures("orders")

@@ -58,7 +58,7 @@ class HeldWrites(Broker):
         super().__init__(*args, **kwargs)
         self.writes: list[tuple[Sequence[bytes | None], OnPlaced]] = []
 
-    def produce(self, *args: Any, done: OnPlaced, **kwargs: Any) -> bool:
+    def hold(self, *args: Any, done: OnPlaced, **kwargs: Any) -> bool:
         self.writes.append((args[3], done))
         return False
 
@@ -68,8 +68,9 @@ class HeldWrites(Broker):
 
 
 @pytest.fixture
-async def held(engine: Engine, clock: ManualClock) -> HeldWrites:
+async def held(engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> HeldWrites:
     broker = HeldWrites(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
+    monkeypatch.setattr(broker.records, "produce", broker.hold)
     await engine.create_topic("orders", TopicConfig())
     return broker
 
@@ -259,7 +260,7 @@ async def test_a_request_that_has_begun_is_carried_out_though_the_peer_left(talk
     talk.say(encode_request(CreateTopic("orders", 1)))
     talk.session.closed()
     await talk.replies(1)
-    assert broker.has_topic("orders")
+    assert broker.topics.exists("orders")
     assert talk.connection.held_bytes == 0
 
 
@@ -340,7 +341,7 @@ async def test_who_loses_a_right_is_refused_on_the_connection_that_has_used_it(
 ) -> None:
     broker = broker_with_users(engine, clock)
     await broker.start()
-    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    await broker.topics.create(SYSTEM, "orders", TopicConfig())
     ann = await user(broker, "ann", "producer")
     talk = Conversation(FlyMQ(broker, clock=clock, node=node, principal=ann))
     for _ in range(3):
@@ -368,7 +369,7 @@ async def test_what_is_not_allowed_is_refused_and_creates_nothing(
         encode_request(DeleteGroup("orders", "g")),
     ):
         assert (await talk.ask(request)).error.startswith("unauthorized: eve may not ")
-    assert not broker.has_topic("orders")
+    assert not broker.topics.exists("orders")
     reply = await talk.ask(encode_request(Whoami()))
     assert reply == (0x72, b"\x01\0\x03eve" + bytes(8))
 
@@ -377,7 +378,7 @@ async def test_what_is_not_allowed_is_refused_and_creates_nothing(
 async def test_a_run_that_is_not_allowed_is_checked_and_audited_once(
     engine: Engine, broker: Broker, clock: ManualClock, node: Node, partitions: tuple[int, int]
 ) -> None:
-    await broker.create_topic(SYSTEM, "orders", TopicConfig(partitions=2))
+    await broker.topics.create(SYSTEM, "orders", TopicConfig(partitions=2))
     guarded = Broker(engine, clock=clock, limits=BrokerLimits(), access=NoWrites())
     await guarded.start()
     talk = Conversation(FlyMQ(guarded, clock=clock, node=node, principal=Principal("eve")))
@@ -398,23 +399,15 @@ async def test_bad_requests_are_answered_and_the_conversation_continues(talk: Co
     assert flymq.stats.requests_by_name() == {"unknown": 1, "consume": 1, "list_topics": 1}
 
 
-class Broken(Broker):
-    def topic_names(self, principal: Principal) -> list[str]:
-        raise RuntimeError("secret detail")
-
-    async def delete_topic(self, principal: Principal, name: str) -> None:
-        raise RuntimeError("secret detail")
-
-    def produce(self, *args: Any, **kwargs: Any) -> bool:
-        raise RuntimeError("secret detail")
-
-
 async def test_a_bug_is_logged_once_and_answered_without_details(
-    engine: Engine, clock: ManualClock, node: Node
+    talk: Conversation, flymq: FlyMQ, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = Broken(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
-    flymq = FlyMQ(broker, clock=clock, node=node)
-    talk = Conversation(flymq)
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("secret detail")
+
+    await broker.topics.ensure(SYSTEM, "x")
+    for part, operation in ((broker.topics, "names"), (broker.topics, "delete"), (broker.records, "produce")):
+        monkeypatch.setattr(part, operation, broken)
     with capture_logs() as logs:
         for request in (LIST_TOPICS, encode_request(DeleteTopic("x")), encode_produce("x", b"v")):
             assert (await talk.ask(request)).error.startswith("internal error")
@@ -467,7 +460,7 @@ async def test_a_compressed_request_that_makes_no_sense_is_refused(talk: Convers
 
 
 async def test_many_writes_that_are_refused_at_once_are_each_answered(talk: Conversation, broker: Broker) -> None:
-    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    await broker.topics.create(SYSTEM, "orders", TopicConfig())
     refused = encode_request(ProduceRecords("orders", [b"x"], partition=9, delay_ms=1000))
     talk.say(encode_request(AuditRequest()))  # the others wait for its thread
     reads = 5
@@ -487,7 +480,7 @@ async def test_many_writes_that_are_refused_at_once_are_each_answered(talk: Conv
 async def test_whole_records_without_room_for_their_reply_are_read_again_when_there_is(
     talk: Conversation, flymq: FlyMQ, broker: Broker
 ) -> None:
-    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    await broker.topics.create(SYSTEM, "orders", TopicConfig())
     value = bytes(ROOM_NEEDED_BYTES_MIN)
     talk.say(encode_produce("orders", value))
     await talk.replies(1)
@@ -522,7 +515,7 @@ async def test_a_read_that_must_wait_begins_when_there_is_room_for_its_reply(tal
 async def test_records_in_and_out_are_counted_whatever_request_has_them(
     talk: Conversation, flymq: FlyMQ, broker: Broker
 ) -> None:
-    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    await broker.topics.create(SYSTEM, "orders", TopicConfig())
 
     async def counted(request: bytes, replies: int = 1) -> tuple[int, int]:
         before = flymq.stats.received_records, flymq.stats.sent_records

@@ -82,7 +82,7 @@ async def test_a_login_allows_large_requests(
     monkeypatch.setattr(broker.users, "authenticate", authenticate)
     monkeypatch.setattr(broker.users, "standing", lambda principal: Standing(principal.name, (), ()))
     large = encode_produce("orders", bytes(1 << 20))
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
     stranger.say(encode_request(Auth("ann", "secret")), packed(Produce.opcode, gzip.compress(large[8:])))
     assert [reply.opcode for reply in await stranger.replies(2)] == [AUTH_RESPONSE, Produce.opcode]
     assert (await stranger.ask(large)).opcode == Produce.opcode

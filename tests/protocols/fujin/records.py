@@ -8,7 +8,7 @@ from tests.broker.producing import produce
 
 
 async def make(broker: Broker, topic: str, values: list[bytes]) -> None:
-    await broker.ensure_topic(ANONYMOUS, topic)
+    await broker.topics.ensure(ANONYMOUS, topic)
     await produce(broker, topic, values)
 
 

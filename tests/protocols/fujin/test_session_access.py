@@ -143,7 +143,7 @@ async def test_writing_is_asked_for(client: Client, broker: Broker, switch: Swit
     assert await side.ask(write(1, b"there", b"x"), size=6) == written(1)
     switch.allowed = {Operation.READ}
     await refused(side, write(2, topic, b"x"), 2, 2)
-    assert not broker.has_topic("missing")
+    assert not broker.topics.exists("missing")
 
 
 async def test_each_step_of_a_transaction_is_asked_for(client: Client, broker: Broker, switch: Switch) -> None:
@@ -166,7 +166,7 @@ async def test_reading_is_asked_for(client: Client, broker: Broker, switch: Swit
     await until(lambda: side.stream.sent)
     assert side.stream.sent[:2] == b"\1\1"
     assert b"may not commit" in side.stream.sent
-    assert not broker.has_topic("orders")
+    assert not broker.topics.exists("orders")
 
 
 async def test_a_reader_that_may_not_read_any_more_is_refused(client: Client, switch: Switch) -> None:

@@ -146,7 +146,7 @@ async def test_nobody_is_pinged_after_the_end(client: Client, timers: Timers) ->
 
 
 async def test_stop_comes_alone_and_after_every_reply(client: Client, broker: Broker, timers: Timers) -> None:
-    await broker.ensure_topic(ANONYMOUS, "a")
+    await broker.topics.ensure(ANONYMOUS, "a")
     side = client.writer()
     side.say(write(1, b"a", b"x"), write(2, b"a", b"y"))
     client.session.stopping()
@@ -276,7 +276,7 @@ async def test_a_fault_of_ours_is_answered_counted_and_logged(
     fujin = Fujin(broker, after=timers.after)
     side = Client(fujin, timers).writer()
     assert await side.ask(write(1, b"a", b"x"), size=6) == written(1)
-    monkeypatch.setattr(broker, "produce", fail)
+    monkeypatch.setattr(broker.records, "produce", fail)
     reason = b"internal error: the server's log has the details"
     expected = failed(2, 2, reason)
     assert await side.ask(write(2, b"a", b"x"), size=len(expected)) == expected

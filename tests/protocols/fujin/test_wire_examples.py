@@ -24,7 +24,7 @@ INVALID_TX_STATE = bytes((0, 0, 0, 16)) + b"invalid tx state"
 
 
 async def values(broker: Broker, topic: str) -> list[bytes]:
-    return [value or b"" for value in await read_values(broker.partition(ANONYMOUS, topic, 0))]
+    return [value or b"" for value in await read_values(broker.records.partition(ANONYMOUS, topic, 0))]
 
 
 # -- the contract ------------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ async def test_all_forms_of_writers_and_writes(client: Client, broker: Broker, c
     side = client.open()
     assert await side.ask(hexa(connects), hexa(writes), size=6) == hexa("02 00 00 00 01 00")
     assert await values(broker, "pub") == [b"hello"]
-    block = (await broker.partition(ANONYMOUS, "pub", 0).read(0))[0]
+    block = (await broker.records.partition(ANONYMOUS, "pub", 0).read(0))[0]
     headers = block.headers(0, 1)
     assert (headers is not None and headers[0] is not None) == (writes is WRITE_HEADERS)
 
@@ -179,7 +179,7 @@ async def test_a_reader_that_is_refused(connect: Connect, timers: Timers) -> Non
 
 async def test_messages_in_bytes(client: Client, broker: Broker) -> None:
     """Examples 14 and 15."""
-    await broker.ensure_topic(ANONYMOUS, "orders")
+    await broker.topics.ensure(ANONYMOUS, "orders")
     await produce(broker, "orders", [b"hello"] * 258)
     reader = await client.reader(b"orders", auto_commit=True)
     assert await reader.hear(10) == hexa("06 00 00 00 05 68 65 6c 6c 6f")
@@ -187,7 +187,7 @@ async def test_messages_in_bytes(client: Client, broker: Broker) -> None:
 
 @pytest.mark.dense
 async def test_messages_with_ids_in_bytes(connect: Connect, broker: Broker) -> None:
-    await broker.ensure_topic(ANONYMOUS, "orders")
+    await broker.topics.ensure(ANONYMOUS, "orders")
     await produce(broker, "orders", [b"hello"] * 258)
     reader = await connect(unacknowledged_max=300).reader(b"orders")
     await reader.hear(22 * 257)

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from penstock.broker.access.checks import ANONYMOUS, UNAUTHENTICATED
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.topics.operations import Topics
 from penstock.log.api import TopicConfig
 from penstock.protocols.conversation import ROOM_NEEDED_BYTES_MIN
 from penstock.protocols.rustlog.codec import binary_client, json_client, json_dialect, messages
@@ -96,7 +97,7 @@ async def test_replies_come_in_order_and_everything_held_is_released(talk: Conve
 
 @pytest.mark.dense
 async def test_long_json_keeps_its_place_among_the_others(talk: Conversation, broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "t", TopicConfig())
     large = json_client.encode_produce("t", 0, [bytes(100_000), b"x"])
     small = json_client.encode_produce("t", 0, [b"y"])
     refused = json_client.encode_produce("t", 7, [bytes(100_000)])
@@ -106,13 +107,13 @@ async def test_long_json_keeps_its_place_among_the_others(talk: Conversation, br
     replies = await talk.hear(8)
     assert replies[:4] == [Opcode.PRODUCE, Opcode.PRODUCE, Opcode.ERROR, Opcode.PRODUCE]
     assert replies[4:] == [Opcode.PING, Opcode.FETCH, Opcode.PRODUCE, Opcode.PING]
-    assert broker.partition(ANONYMOUS, "t", 0).committed_end == 6
+    assert broker.records.partition(ANONYMOUS, "t", 0).committed_end == 6
     assert talk.connection.held_bytes == 0
 
 
 @pytest.mark.embedded
 async def test_a_read_that_waits_for_room_counts_once(talk: Conversation, rustlog: RustLog, broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "t", TopicConfig())
     talk.session.receive(binary_client.encode_produce("t", 0, [bytes(ROOM_NEEDED_BYTES_MIN)]))
     await talk.hear(1)
     talk.connection.has_room = False
@@ -183,7 +184,7 @@ async def test_a_connection_that_goes_gives_back_what_its_queue_held(talk: Conve
 
 
 async def test_a_broken_frame_is_answered_after_what_came_before_it(talk: Conversation, broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "t", TopicConfig())
     talk.session.receive(binary_client.encode_produce("t", 0, [b"x"]) + bytes(4))
     closing_before = talk.connection.closing
     assert await talk.hear(2) == [Opcode.PRODUCE, Opcode.ERROR]
@@ -201,7 +202,7 @@ async def test_a_bug_is_logged_once_and_answered_each_time(talk: Conversation, m
     def broken(*arguments: object) -> bytes:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Broker, "topic_names", broken)
+    monkeypatch.setattr(Topics, "names", broken)
     with capture_logs() as logs:
         talk.session.receive(
             binary_client.encode_call(messages.ListTopics()) + json_client.encode_call(messages.ListTopics()) + PING

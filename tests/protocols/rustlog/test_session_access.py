@@ -82,7 +82,7 @@ def test_beyond_loopback_it_needs_certificates_on_both_sides(settings: dict[str,
 async def test_a_produce_without_records_needs_the_right_to_write(engine: Engine, clock: ManualClock) -> None:
     broker = broker_with_users(engine, clock)
     await broker.start()
-    await broker.ensure_topic(SYSTEM, "orders")
+    await broker.topics.ensure(SYSTEM, "orders")
     for role, may in (("consumer", False), ("producer", True)):
         principal = await user(broker, role, role)
         session = Operations(broker, RustLog(broker, clock=clock).fetcher, clock, principal, RustLogStats())

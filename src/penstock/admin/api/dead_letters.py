@@ -22,10 +22,10 @@ from penstock.admin.api.records import (
     shown_headers,
 )
 from penstock.admin.api.table import Call, Reply, Request, endpoint
-from penstock.broker.broker import Broker
 from penstock.broker.deliveries.deadletter_entries import DeadLetter as Letter
 from penstock.broker.deliveries.deadletters import SUFFIX, DeadLetters, Wanted
 from penstock.broker.records.filters import RecordFilter
+from penstock.broker.topics.operations import Topics
 from penstock.errors import (
     CorruptBlock,
     EntryNotFound,
@@ -92,14 +92,14 @@ class Replayed(Reply, frozen=True):
     applied: bool
 
 
-@endpoint("GET", "/dead-letters", asks=Broker.topic_names)
+@endpoint("GET", "/dead-letters", asks=Topics.names)
 async def list_dead_letter_topics(call: Call) -> list[DeadLetterTopic]:
     """List the topics that have dead letters."""
     topics = []
-    for name in call.broker.topic_names(call.principal):
+    for name in call.broker.topics.names(call.principal):
         if name.endswith(SUFFIX):
             try:
-                partitions = (await call.broker.follow_topic(call.principal, name)).partitions
+                partitions = (await call.broker.topics.follow(call.principal, name)).partitions
             except TopicNotFound:
                 continue  # it was deleted meanwhile
             letters = sum(each.committed_end - each.start_offset for each in partitions)

@@ -12,9 +12,10 @@ from penstock.admin.api.table import Call, Reply, Request, endpoint
 from penstock.admin.api.topics import Offset
 from penstock.admin.history import Kind
 from penstock.broker.access.checks import BROKER, Declaration, Operation, ResourceKind, authorize
-from penstock.broker.broker import Broker
-from penstock.broker.groups.monitoring import Filter, GroupStatus, Monitoring, SubscriptionStatus
-from penstock.broker.groups.resets import Move, ResetMode, Resets, ResetTarget
+from penstock.broker.deliveries.admin import SubscriptionAdmin, SubscriptionStatus
+from penstock.broker.groups.monitoring import Filter, GroupStatus
+from penstock.broker.groups.operations import Groups
+from penstock.broker.groups.resets import Move, ResetMode, ResetTarget
 from penstock.broker.limits import INT64_MAX
 from penstock.errors import GroupNotFound, InvalidRequest, PartitionNotFound, TopicNotFound
 
@@ -138,25 +139,25 @@ class GroupTopic(Request, frozen=True):
     """Only in this topic; in all if it is left out."""
 
 
-@endpoint("GET", "/groups", asks=Monitoring.groups, errors=(InvalidRequest,))
+@endpoint("GET", "/groups", asks=Groups.statuses, errors=(InvalidRequest,))
 async def list_groups(call: Call, query: GroupsQuery) -> GroupPage:
     """List consumer groups with their members and lag, once for each topic that they read."""
-    page = await call.broker.monitoring.groups(call.principal, _filter(query))
+    page = await call.broker.groups.statuses(call.principal, _filter(query))
     return GroupPage([_group(each) for each in page.items], page.more)
 
 
-@endpoint("GET", "/subscriptions", asks=Monitoring.subscriptions, errors=(InvalidRequest,))
+@endpoint("GET", "/subscriptions", asks=SubscriptionAdmin.statuses, errors=(InvalidRequest,))
 async def list_subscriptions(call: Call, query: GroupsQuery) -> SubscriptionPage:
     """List subscriptions, whose records are acknowledged one by one, with lag and deliveries in flight."""
-    page = await call.broker.monitoring.subscriptions(call.principal, _filter(query))
+    page = await call.broker.subscription_admin.statuses(call.principal, _filter(query))
     return SubscriptionPage([_subscription(each) for each in page.items], page.more)
 
 
-@endpoint("GET", "/groups/{group}", asks=Monitoring.groups, errors=(GroupNotFound,))
+@endpoint("GET", "/groups/{group}", asks=Groups.statuses, errors=(GroupNotFound,))
 async def get_group(call: Call) -> list[Group]:
     """Return one consumer group in each topic that it reads."""
     name = call.path["group"]
-    page = await call.broker.monitoring.groups(call.principal, Filter(name))
+    page = await call.broker.groups.statuses(call.principal, Filter(name))
     if not page.items:
         raise GroupNotFound(f"group not found: {name}")
     return [_group(each) for each in page.items]
@@ -168,11 +169,13 @@ async def get_group_lag_history(call: Call) -> list[LagHistory]:
     return _lag_histories(call, "group", call.path["group"])
 
 
-@endpoint("GET", "/topics/{topic}/subscriptions/{subscription}", asks=Monitoring.subscriptions, errors=(GroupNotFound,))
+@endpoint(
+    "GET", "/topics/{topic}/subscriptions/{subscription}", asks=SubscriptionAdmin.statuses, errors=(GroupNotFound,)
+)
 async def get_subscription(call: Call) -> Subscription:
     """Return one subscription."""
     topic, name = call.path["topic"], call.path["subscription"]
-    page = await call.broker.monitoring.subscriptions(call.principal, Filter(name, topic))
+    page = await call.broker.subscription_admin.statuses(call.principal, Filter(name, topic))
     if not page.items:
         raise GroupNotFound(f"subscription not found: {name} in topic {topic}")
     return _subscription(page.items[0])
@@ -239,12 +242,12 @@ def _subscription(status: SubscriptionStatus) -> Subscription:
 @endpoint(
     "POST",
     "/groups/{group}/reset",
-    asks=Resets.reset_group,
+    asks=Groups.reset,
     errors=(InvalidRequest, TopicNotFound, PartitionNotFound),
 )
 async def reset_group(call: Call, body: GroupReset) -> ResetResult:
     """Set where a group continues: at the earliest or latest record, an offset, a time, or some records before or after."""
-    moves = await call.broker.resets.reset_group(
+    moves = await call.broker.groups.reset(
         call.principal, body.topic, call.path["group"], _target(body), body.partition, preview=body.preview
     )
     return _reset_result(body, moves)
@@ -253,12 +256,12 @@ async def reset_group(call: Call, body: GroupReset) -> ResetResult:
 @endpoint(
     "POST",
     "/topics/{topic}/subscriptions/{subscription}/reset",
-    asks=Resets.reset_subscription,
+    asks=SubscriptionAdmin.reset,
     errors=(InvalidRequest, GroupNotFound, TopicNotFound, PartitionNotFound),
 )
 async def reset_subscription(call: Call, body: Reset) -> ResetResult:
     """Set where a subscription continues. Records before that count as settled, those after it are delivered as if for the first time."""
-    moves = await call.broker.resets.reset_subscription(
+    moves = await call.broker.subscription_admin.reset(
         call.principal,
         call.path["topic"],
         call.path["subscription"],
@@ -282,7 +285,7 @@ def _reset_result(body: Reset, moves: list[Move]) -> ResetResult:
     return ResetResult(not body.preview, [ResetPartition(*each) for each in moves])
 
 
-@endpoint("DELETE", "/groups/{group}", asks=Broker.delete_group, errors=(InvalidRequest, GroupNotFound))
+@endpoint("DELETE", "/groups/{group}", asks=Groups.delete, errors=(InvalidRequest, GroupNotFound))
 async def delete_group(call: Call, query: GroupTopic) -> None:
     """Forget the offsets and subscriptions of a group, in one topic or in all."""
-    await call.broker.delete_group(call.principal, call.path["group"], query.topic or None)
+    await call.broker.groups.delete(call.principal, call.path["group"], query.topic or None)

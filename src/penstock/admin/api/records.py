@@ -15,7 +15,7 @@ import msgspec
 from penstock.admin.api.browsing import SCANNED_MAX, Page, Row, Stretch, read_page
 from penstock.admin.api.table import Call, Reply, Request, endpoint
 from penstock.admin.api.topics import Offset
-from penstock.broker.broker import Broker
+from penstock.broker.records.operations import Records
 from penstock.broker.records.producer import ANY_PARTITION
 from penstock.broker.records.spreading import Placement, Scattered
 from penstock.broker.schemas.decoded import Decoded
@@ -148,7 +148,7 @@ class Produced(Reply, frozen=True):
 @endpoint(
     "GET",
     "/topics/{topic}/records",
-    asks=Broker.readable_topic,
+    asks=Records.readable_topic,
     errors=(InvalidRequest, TopicNotFound, PartitionNotFound, CorruptBlock),
 )
 async def list_records(call: Call, query: RecordsQuery) -> RecordPage:
@@ -178,12 +178,12 @@ async def list_records(call: Call, query: RecordsQuery) -> RecordPage:
 
 
 async def _stretches(call: Call, topic: str, query: RecordsQuery) -> list[Stretch]:
-    readable = call.broker.readable_topic(call.principal, topic)
+    readable = call.broker.records.readable_topic(call.principal, topic)
     partitions: Sequence[Partition] = readable.partitions
     if query.at == "positions":
         return await _from_positions(call, topic, query.positions)
     if query.partition is not None:
-        partitions = [call.broker.partition(call.principal, topic, query.partition)]
+        partitions = [call.broker.records.partition(call.principal, topic, query.partition)]
     elif query.at == "offset":
         raise InvalidRequest("an offset is a place in one partition: give the partition too")
     if len(partitions) > PAGE_PARTITIONS_MAX:
@@ -215,7 +215,7 @@ async def _from_positions(call: Call, topic: str, text: str) -> list[Stretch]:
         partition, colon, offset = pair.partition(":")
         if not colon or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (partition, offset)):
             raise InvalidRequest(f"positions {text[:100]!r} cannot be read: write them as in 0:17,1:4")
-        handle = call.broker.partition(call.principal, topic, int(partition))
+        handle = call.broker.records.partition(call.principal, topic, int(partition))
         await follow_all([handle])
         stretches.append(Stretch(handle, min(int(offset), handle.committed_end), handle.committed_end))
     if len(stretches) > PAGE_PARTITIONS_MAX or len({each.partition.index for each in stretches}) < len(stretches):
@@ -226,14 +226,14 @@ async def _from_positions(call: Call, topic: str, text: str) -> list[Stretch]:
 @endpoint(
     "GET",
     "/topics/{topic}/partitions/{partition}/records/{offset}",
-    asks=Broker.partition,
+    asks=Records.partition,
     errors=(InvalidRequest, TopicNotFound, PartitionNotFound, OffsetOutOfRange, CorruptBlock),
 )
 async def get_record(call: Call) -> Record:
     """Return one record in full."""
     topic = call.path["topic"]
     partition, offset = (_number(call.path[name], name) for name in ("partition", "offset"))
-    handle = call.broker.partition(call.principal, topic, partition)
+    handle = call.broker.records.partition(call.principal, topic, partition)
     await follow_all([handle])
     page = Page()
     if handle.start_offset <= offset < handle.committed_end:
@@ -309,7 +309,7 @@ def _is_text(data: bytes) -> bool:
 @endpoint(
     "POST",
     "/topics/{topic}/records",
-    asks=Broker.produce,
+    asks=Records.produce,
     status=HTTPStatus.CREATED,
     errors=(
         InvalidRequest,
@@ -328,7 +328,7 @@ async def produce_records(call: Call, body: NewRecords) -> list[Produced]:
     headers = [given_headers(each.headers) for each in body.records]
     partitions = [ANY_PARTITION if each.partition is None else each.partition for each in body.records]
     placed: asyncio.Future[list[Placement] | Scattered] = asyncio.get_running_loop().create_future()
-    call.broker.produce(
+    call.broker.records.produce(
         call.principal,
         call.path["topic"],
         partitions[0] if len(set(partitions)) == 1 else partitions,

@@ -13,10 +13,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from penstock.admin.api.table import Call, Reply, Request, endpoint
-from penstock.broker.broker import Broker
 from penstock.broker.limits import INT64_MAX
 from penstock.broker.schemas.operations import Schemas
-from penstock.broker.topics.changes import ALL_PARTITIONS, TopicChanges
+from penstock.broker.topics.operations import ALL_PARTITIONS, Topics
 from penstock.broker.topics.settings import TopicDescription, format_topic_config, parse_topic_config
 from penstock.errors import (
     InvalidRequest,
@@ -124,10 +123,10 @@ class SchemaBinding(Request, frozen=True):
     """A name, or name:version; null lifts the binding."""
 
 
-@endpoint("GET", "/topics", asks=Broker.topic_names, errors=(InvalidRequest,))
+@endpoint("GET", "/topics", asks=Topics.names, errors=(InvalidRequest,))
 async def list_topics(call: Call, query: TopicsQuery) -> TopicPage:
     """List the topics that the caller may know of, by name."""
-    names = call.broker.topic_names(call.principal)
+    names = call.broker.topics.names(call.principal)
     if query.search:
         wanted = query.search.lower()
         names = [name for name in names if wanted in name.lower()]
@@ -145,7 +144,7 @@ async def list_topics(call: Call, query: TopicsQuery) -> TopicPage:
 
 
 async def _summary(call: Call, name: str) -> TopicSummary:
-    described = (await call.broker.follow_topic(call.principal, name)).partitions
+    described = (await call.broker.topics.follow(call.principal, name)).partitions
     return TopicSummary(
         name,
         len(described),
@@ -160,15 +159,15 @@ async def _summary(call: Call, name: str) -> TopicSummary:
 @endpoint(
     "POST",
     "/topics",
-    asks=Broker.create_topic,
+    asks=Topics.create,
     status=HTTPStatus.CREATED,
     errors=(InvalidRequest, TopicExists, LimitExceeded, SchemaNotFound),
 )
 async def create_topic(call: Call, body: NewTopic) -> StoredTopic:
     """Create a topic."""
-    config = parse_topic_config(_pairs(body.settings), call.broker.topic_defaults)
+    config = parse_topic_config(_pairs(body.settings), call.broker.topics.defaults)
     return _stored(
-        await call.broker.create_topic(
+        await call.broker.topics.create(
             call.principal, body.name, replace(config, partitions=body.partitions), body.schema or None
         )
     )
@@ -184,14 +183,14 @@ def _settings(info: TopicInfo) -> dict[str, str]:
     return settings
 
 
-@endpoint("GET", "/topics/{topic}", asks=Broker.follow_topic, errors=(TopicNotFound,))
+@endpoint("GET", "/topics/{topic}", asks=Topics.follow, errors=(TopicNotFound,))
 async def get_topic(call: Call) -> Topic:
     """Return a topic with its settings and partitions."""
     return await _topic(call, call.path["topic"])
 
 
 async def _topic(call: Call, name: str) -> Topic:
-    described: TopicDescription = await call.broker.follow_topic(call.principal, name)
+    described: TopicDescription = await call.broker.topics.follow(call.principal, name)
     return Topic(
         name,
         described.info.id,
@@ -211,7 +210,7 @@ def _pairs(settings: Mapping[str, str]) -> list[tuple[str, str]]:
     return list(settings.items())
 
 
-@endpoint("PATCH", "/topics/{topic}", asks=TopicChanges.alter, errors=(InvalidRequest, TopicNotFound))
+@endpoint("PATCH", "/topics/{topic}", asks=Topics.alter, errors=(InvalidRequest, TopicNotFound))
 async def alter_topic(call: Call, body: TopicSettings) -> StoredTopic:
     """Change settings of a topic; those that are not given stay as they are."""
     return _stored(await call.broker.topics.alter(call.principal, call.path["topic"], _pairs(body.settings)))
@@ -220,7 +219,7 @@ async def alter_topic(call: Call, body: TopicSettings) -> StoredTopic:
 @endpoint(
     "POST",
     "/topics/{topic}/partitions",
-    asks=TopicChanges.add_partitions,
+    asks=Topics.add_partitions,
     errors=(InvalidRequest, TopicNotFound, LimitExceeded),
 )
 async def add_partitions(call: Call, body: NewPartitions) -> StoredTopic:
@@ -231,7 +230,7 @@ async def add_partitions(call: Call, body: NewPartitions) -> StoredTopic:
 @endpoint(
     "POST",
     "/topics/{topic}/truncation",
-    asks=TopicChanges.truncate,
+    asks=Topics.truncate,
     errors=(InvalidRequest, TopicNotFound, PartitionNotFound, OffsetOutOfRange),
 )
 async def truncate_topic(call: Call, body: Truncation) -> None:
@@ -245,7 +244,7 @@ async def bind_topic(call: Call, body: SchemaBinding) -> None:
     await call.broker.schemas.bind(call.principal, call.path["topic"], body.schema or None)
 
 
-@endpoint("DELETE", "/topics/{topic}", asks=Broker.delete_topic, errors=(TopicNotFound,))
+@endpoint("DELETE", "/topics/{topic}", asks=Topics.delete, errors=(TopicNotFound,))
 async def delete_topic(call: Call) -> None:
     """Delete a topic with its records and the offsets that groups committed in it."""
-    await call.broker.delete_topic(call.principal, call.path["topic"])
+    await call.broker.topics.delete(call.principal, call.path["topic"])

@@ -1,8 +1,8 @@
 """Who may do what, and the one check that every operation of the broker passes.
 
 `on_topic`, `on_group`, `on_topic_group`, `on_group_topics`, `on_schema` and `on_broker` declare an operation: they wrap a method whose
-first argument is the principal, ask the access policy, and only then run it. A method of `Broker` without such a declaration fails a
-test, so there is no way around the check and no place where it can be forgotten.
+first argument is the principal, ask the access policy, and only then run it. A method of a part of the broker without such a declaration
+fails a test, so there is no way around the check and no place where it can be forgotten.
 
 A check that was passed is not made again until a user, a role or an ACL changes (`AccessPolicy.granted`): a connection writes to the
 same topics all the time. Refusals are not kept.

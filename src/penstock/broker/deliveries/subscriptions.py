@@ -32,7 +32,7 @@ from penstock.broker.deliveries.subscription import (
     Subscription,
 )
 from penstock.broker.deliveries.subscription_writer import OnDurable, SubscriptionWriter
-from penstock.broker.groups.groups import GroupInfo, GroupOffset
+from penstock.broker.groups.offsets import GroupInfo, GroupOffset
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.part import Context, Part
 from penstock.broker.table import Table

@@ -31,7 +31,6 @@ import structlog
 from penstock.background import Loop
 from penstock.broker.access.checks import Operation, Principal, on_group_topics
 from penstock.broker.groups.assignment import TopicPartition, assign
-from penstock.broker.groups.groups import Groups, OffsetKey
 from penstock.broker.groups.membership import (
     Assigned,
     Assignment,
@@ -49,6 +48,7 @@ from penstock.broker.groups.membership import (
     known_topic,
     stored,
 )
+from penstock.broker.groups.offsets import OffsetKey, Offsets
 from penstock.broker.part import Context, Part
 from penstock.broker.table import Table
 from penstock.errors import (
@@ -83,10 +83,10 @@ log = structlog.get_logger(__name__)
 
 
 class Coordinator(Part):
-    def __init__(self, context: Context, groups: Groups) -> None:
+    def __init__(self, context: Context, offsets: Offsets) -> None:
         super().__init__(context)
-        self.stats = groups.stats
-        self._offsets = groups
+        self.stats = offsets.stats
+        self._offsets = offsets
         self._groups: dict[str, Group] = {}
         self._empty: OrderedDict[str, None] = OrderedDict()
         """Groups without members, the one that has been empty for longest first."""

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from penstock.broker.groups.groups import GroupInfo, Groups
+from penstock.broker.groups.offsets import GroupInfo, Offsets
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.log.api import Engine, Partition, follow_all
@@ -104,22 +104,22 @@ class RecordAges:
 
 
 class Lags:
-    def __init__(self, engine: Engine, groups: Groups, ages: RecordAges) -> None:
+    def __init__(self, engine: Engine, offsets: Offsets, ages: RecordAges) -> None:
         self._engine = engine
-        self._groups = groups
+        self._offsets = offsets
         self._ages = ages
 
     async def lag(self, topic: str, group: str, partition: int) -> Lag:
         handle = self._engine.partition(topic, partition)
         await follow_all([handle])
-        committed = self._groups.committed(topic, group, partition)
+        committed = self._offsets.committed(topic, group, partition)
         return Lag(committed, handle.committed_end, handle.committed_end - _position(handle, committed))
 
     async def report(self, rows_max: int) -> LagReport:
         """Return the lags of groups whose topics exist, in no order."""
         infos: list[GroupInfo] = []
         rows = seen = 0
-        for info in self._groups.unsorted_infos():
+        for info in self._offsets.unsorted_infos():
             seen += 1
             topic = self._engine.topics().get(info.topic)
             if topic is not None:
@@ -136,7 +136,7 @@ class Lags:
                 for each in partitions
                 if each.records is not None
             ]
-        return LagReport(lags, len(self._groups) - seen + (rows > rows_max))
+        return LagReport(lags, len(self._offsets) - seen + (rows > rows_max))
 
     async def of_group(
         self, info: GroupInfo, lookups: Lookups, partitions_max: int | None = None

@@ -308,7 +308,7 @@ class IdempotentProducers(Part):
         schema: str | None = None,
         done: OnWritten,
     ) -> None:
-        """Append records as `Broker.produce` does, once: a request that was stored before is answered as it was then.
+        """Append records as `Records.produce` does, once: a request that was stored before is answered as it was then.
 
         A request of which nothing is stored may be sent again under its number, or left. Raises UnknownProducer, OutOfOrderSequence,
         and what concerns all records, or hands it to `done`. `done` is called once, after this returns.

@@ -119,8 +119,10 @@ class Producer:
         self._turns[topic] = turn % count
         return int(chosen[0])
 
-    def forget_topic(self, topic: str) -> None:
-        self._turns.pop(topic, None)
+    def topic_changed(self, topic: str) -> None:
+        """Handle a change of a topic by any node: forget the turn of one that is gone."""
+        if topic not in self._engine.topics():
+            self._turns.pop(topic, None)
 
     def _check(
         self,

@@ -169,7 +169,7 @@ class Schedule(Part):
     ) -> None:
         """Write a record after a delay; partition -1 goes by the key, or in turn without one, as of now. `ttl_ms` counts from delivery.
 
-        Raises what is wrong with the request; whatever `Broker.produce` would refuse is refused here, so that the delivery is not.
+        Raises what is wrong with the request; whatever `Records.produce` would refuse is refused here, so that the delivery is not.
         Otherwise `done` is called once, on the loop, when the entry is on disk or could not be written.
         """
         if delay_ms <= 0:

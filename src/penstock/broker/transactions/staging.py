@@ -13,7 +13,7 @@ commit names the attempts that won. The broker publishes exactly these, all or n
 
 Epochs and runs are those of `applications`: an epoch is committed once, and only by the newest run. Requests of a ticket are numbered, so
 that one that is sent again after a lost connection is stored once, in whatever order they arrive. Records are checked when they are
-staged, as `Broker.produce` checks them, so that a commit finds nothing left to refuse but the state of the disk and of the topics.
+staged, as `Records.produce` checks them, so that a commit finds nothing left to refuse but the state of the disk and of the topics.
 """
 
 from __future__ import annotations

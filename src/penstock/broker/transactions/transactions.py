@@ -38,7 +38,7 @@ from penstock.broker.access.checks import (
     on_topic,
     on_topic_group,
 )
-from penstock.broker.groups.groups import Groups, OffsetKey, PreparedOffsets
+from penstock.broker.groups.offsets import OffsetKey, Offsets, PreparedOffsets
 from penstock.broker.part import Context, Part
 from penstock.broker.records.faults import Faults
 from penstock.broker.records.producer import ANY_PARTITION, Accepted, Producer
@@ -145,14 +145,14 @@ class Transactions(Part):
         context: Context,
         producer: Producer,
         validation: Validation,
-        groups: Groups,
+        offsets: Offsets,
         *,
         new_token: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
         super().__init__(context)
         self.stats = TransactionStats()
         self._producer = producer
-        self._groups = groups
+        self._group_offsets = offsets
         self._validation = validation
         self._new_token = new_token
         self._open: dict[str, _Gathered] = {}
@@ -230,7 +230,7 @@ class Transactions(Part):
         """Add records, and tell `done` the partition of each: before this returns, unless checking them against the topic's schema takes
         a while.
 
-        Raises what concerns all records, as `Broker.produce` does. A record that `Broker.produce` would refuse, or that does not fit into
+        Raises what concerns all records, as `Records.produce` does. A record that `Records.produce` would refuse, or that does not fit into
         the transaction, is not added, and the others are. So a commit finds nothing left to refuse but the state of the disk and of the
         topics. Offsets are decided by the commit.
         """
@@ -288,7 +288,7 @@ class Transactions(Part):
         """Add the next offset a group reads, so that records count as read exactly when what came of them is written."""
         transaction = self._active(principal, transaction_id)
         key = OffsetKey(topic, group, partition)
-        self._groups.check(key, offset)
+        self._group_offsets.check(key, offset)
         if key not in transaction.offsets:
             self._grow(transaction, 1, len(topic) + len(group) + RECORD_OVERHEAD_BYTES)
         transaction.offsets[key] = offset
@@ -398,7 +398,7 @@ class Transactions(Part):
     def _offsets(self, principal: Principal, transaction: _Gathered) -> PreparedOffsets | None:
         for key in transaction.offsets:
             authorize(self.access, principal, Operation.COMMIT, Resource(ResourceKind.GROUP, key.group, key.topic))
-        return self._groups.prepare(transaction.offsets) if transaction.offsets else None
+        return self._group_offsets.prepare(transaction.offsets) if transaction.offsets else None
 
     def _settle(self, transaction: _Gathered, error: PenstockError | None) -> None:
         finished = transaction.finished

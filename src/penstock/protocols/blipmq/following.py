@@ -45,7 +45,7 @@ class NodeBlipMQ:
         self._dial_leader = dial_leader
 
     def __call__(self, connection: Connection) -> BlipMQSession:
-        if self._shared.broker.leads:
+        if self._shared.broker.leading.leads:
             return BlipMQSession(self._shared, connection)
         return FollowingSession(self._shared, connection, self._dial_leader)
 

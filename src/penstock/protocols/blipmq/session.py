@@ -197,7 +197,7 @@ class BlipMQSession(Conversation[Message]):
         principal = self._principal
         if principal is None:
             self.answer(slot, self._nack_all(run.correlation_ids, NackCode.UNAUTHENTICATED, wire.UNAUTHENTICATED))
-        elif self._broker.has_topic(run.topic):
+        elif self._broker.topics.exists(run.topic):
             self._write(principal, run, slot)
         else:
             creating = self._create_topic_and(partial(self._write, principal, run, slot), principal, run.topic)
@@ -208,7 +208,7 @@ class BlipMQSession(Conversation[Message]):
         self._qos1_in_flight += run.qos
         count, ttl_ms = len(run.values), self._shared.message_ttl_ms
         try:
-            refused = self._broker.produce(
+            refused = self._broker.records.produce(
                 principal,
                 run.topic,
                 ANY_PARTITION,

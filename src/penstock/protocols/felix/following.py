@@ -91,7 +91,7 @@ class FollowingStream(FelixStream):
     @property
     def _is_served_here(self) -> bool:
         """Whatever is asked for: this node leads, or the client must log in first, which any node can say."""
-        return self._broker.leads or (self._shared.login_required and not self._identity.principal.name)
+        return self._broker.leading.leads or (self._shared.login_required and not self._identity.principal.name)
 
     def _start(self, frame: Frame) -> None:
         if self._looked_for is not frame and self._is_of_unknown_topic():
@@ -109,7 +109,7 @@ class FollowingStream(FelixStream):
             topic = self._shared.scopes.topic(Scope(request.tenant_id, request.namespace, request.stream))
         except PenstockError:
             return False  # which its answer will say
-        return not self._broker.has_topic(topic)
+        return not self._broker.topics.exists(topic)
 
     async def _catch_up_for(self, frame: Frame) -> None:
         try:

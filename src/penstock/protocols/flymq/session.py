@@ -177,7 +177,7 @@ class FlyMQSession(Conversation[Request]):
         return self._caller.principal
 
     def closed(self) -> None:
-        self._broker.unsubscribe(self._id)
+        self._broker.groups.unsubscribe(self._id)
         if self._leader is not None:
             self._leader.close()
         super().closed()
@@ -221,7 +221,7 @@ class FlyMQSession(Conversation[Request]):
     # --- what the node that leads answers ---
 
     def _is_forwarded(self, call: Call) -> bool:
-        return call.frames is not None and not self._broker.leads and is_forwarded(call.opcode, call.body)
+        return call.frames is not None and not self._broker.leading.leads and is_forwarded(call.opcode, call.body)
 
     async def _forward(self, call: Call) -> bytes:
         """Have a request answered elsewhere, and show here what that has changed before the client is told."""
@@ -247,10 +247,10 @@ class FlyMQSession(Conversation[Request]):
     def _is_behind(self, body: object) -> bool:
         """Whether a request may be about something that another node has answered for and that does not show here yet: a topic that is
         not known, or what a client of another node has committed there before it asked here."""
-        if self._broker.leads:
+        if self._broker.leading.leads:
             return self._is_introduced and hasattr(body, "group")
         topic = topic_of(body)
-        return topic is not None and not self._broker.has_topic(topic)
+        return topic is not None and not self._broker.topics.exists(topic)
 
     async def _call_caught_up(self, body: Operation[Any]) -> bytes:
         """Answer a request once this node shows everything that was answered before."""
@@ -262,7 +262,7 @@ class FlyMQSession(Conversation[Request]):
 
     def _start_write(self, call: Call, topic: str) -> None:
         slot = self.reserve(self._held_bytes(call))
-        if self._broker.has_topic(topic):
+        if self._broker.topics.exists(topic):
             self._write_single(call, slot)
         else:
             creating = self._create_topic_and(partial(self._write_single, call, slot), self._principal, topic)
@@ -272,7 +272,7 @@ class FlyMQSession(Conversation[Request]):
         """Start a write; if its topic is missing it is created first, unless that was done already."""
         self._writes_in_flight += 1
         try:
-            self._broker.produce(
+            self._broker.records.produce(
                 self._caller.principal,
                 run.topic,
                 run.partition if run.partitions is None else run.partitions,

@@ -81,7 +81,7 @@ class FollowingStream(FujinStream):
     @property
     def _is_served_here(self) -> bool:
         """Whatever it is: this node leads, or nothing identifies the client, which any node can say."""
-        return self.broker.leads or (self._login_required and not self.principal.name)
+        return self.broker.leading.leads or (self._login_required and not self.principal.name)
 
     # -- what the network calls -------------------------------------------------------------------------------------------
 

@@ -144,7 +144,9 @@ class RustLogSession(Conversation[Request]):
         self._writes_in_flight += 1
         done = partial(self._written, run, slot, self._clock.monotonic())
         try:
-            self._broker.produce(self._principal, run.topic, run.partition, run.values, units=run.counts, done=done)
+            self._broker.records.produce(
+                self._principal, run.topic, run.partition, run.values, units=run.counts, done=done
+            )
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
             self.answer(slot, self._refusal(run, error))

@@ -18,7 +18,7 @@ from tests.protocols.felix.server.test_subscribing import ALL_FLAGS, published, 
 async def test_records_of_partitions_that_are_added_are_pushed(
     peer: Peer, broker: Broker, client_flags: int | None
 ) -> None:
-    await broker.create_topic(ANONYMOUS, "wide", TopicConfig(partitions=2))
+    await broker.topics.create(ANONYMOUS, "wide", TopicConfig(partitions=2))
     talk = peer.open() if client_flags is None else await peer.log_in(client_flags=client_flags)
     events = await subscribed(talk, peer, "wide")
     await broker.topics.add_partitions(ANONYMOUS, "wide", 3)
@@ -30,7 +30,7 @@ async def test_records_of_partitions_that_are_added_are_pushed(
 
 
 async def test_a_second_subscriber_takes_up_added_partitions_for_all(peer: Peer, felix: Felix, broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "wide", TopicConfig(partitions=2))
+    await broker.topics.create(ANONYMOUS, "wide", TopicConfig(partitions=2))
     first = await subscribed(peer.open(), peer, "wide")
     await broker.topics.add_partitions(ANONYMOUS, "wide", 3)
     await produce(broker, "wide", [b"one"], partition=2)

@@ -164,7 +164,7 @@ async def test_records_that_are_not_in_memory_are_read_even_where_nothing_is_wai
     talk: Talk, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await produce(broker, TOPIC, [b"one"])
-    partition = type(broker.partition(SYSTEM, TOPIC, 0))
+    partition = type(broker.records.partition(SYSTEM, TOPIC, 0))
     monkeypatch.setattr(partition, "read_cached", lambda self, offset, bytes_max=0: None)
     assert await talk.ask(poll()) == records((0, b"one", 1))
 
@@ -222,7 +222,7 @@ async def test_a_broker_that_stops_answers_polls_with_nothing(peer: Peer, broker
 
 async def test_a_stream_that_is_deleted_ends_polls_with_an_error(talk: Talk, broker: Broker) -> None:
     await waiting(broker, talk, poll(wait_ms=LONG_MS))
-    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.topics.delete(ANONYMOUS, TOPIC)
     answer = await talk.reply()
     assert isinstance(answer, Error)
     assert answer.message == "stream not found: tenant=t1 namespace=default stream=demo"
@@ -340,7 +340,7 @@ async def test_a_stream_has_one_shard_and_one_partition(talk: Talk, broker: Brok
     assert await talk.ask(make(shard=1)) == Error(
         request_id=1, message="shard 1 not found: every stream has one, which is 0"
     )
-    await broker.create_topic(ANONYMOUS, "t1/wide", TopicConfig(partitions=2))
+    await broker.topics.create(ANONYMOUS, "t1/wide", TopicConfig(partitions=2))
     answer = await talk.ask(make(stream="wide"))
     assert isinstance(answer, Error)
     assert answer.message.startswith("a group needs a stream with one partition")
@@ -375,7 +375,7 @@ async def test_what_is_not_served_is_refused_and_not_ignored(
 async def test_a_missing_stream_is_created_where_the_listener_says_so(broker: Broker, clock: ManualClock) -> None:
     talk = Peer(Felix(broker, clock=clock, auto_create=True)).open()
     assert await talk.ask(poll(stream="new")) == records()
-    assert broker.has_topic("t1/new")
+    assert broker.topics.exists("t1/new")
 
 
 async def test_a_key_that_is_revoked_while_a_poll_waits_gets_nothing(broker: Broker, clock: ManualClock) -> None:

@@ -46,7 +46,7 @@ async def broker(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access_settings=AccessSettings())
     await broker.start()
     for topic in ("demo", "t1/demo", "t2/demo"):
-        await broker.ensure_topic(SYSTEM, topic)
+        await broker.topics.ensure(SYSTEM, topic)
     yield broker
     await broker.close()
 
@@ -184,7 +184,7 @@ async def test_where_nobody_is_asked_any_token_will_do(broker: Broker, clock: Ma
     assert await talk.ask(Auth(tenant_id="t1", token="anything")) == Ok()
     for scope in (T1, T2, OWN):
         assert await talk.ask(Publish(**scope, payload=b"x")) == Ok()
-    assert broker.partition(ANONYMOUS, "t2/demo", 0).committed_end == 1
+    assert broker.records.partition(ANONYMOUS, "t2/demo", 0).committed_end == 1
 
 
 async def test_a_failed_login_is_in_the_audit_trail(peer: Peer, broker: Broker) -> None:

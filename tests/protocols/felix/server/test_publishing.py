@@ -52,11 +52,11 @@ def batch(*values: bytes, stream: str = "demo", **given: Any) -> bytes:
 
 
 async def stored(broker: Broker, topic: str = "demo", partition: int = 0) -> list[bytes | None]:
-    return await read_values(broker.partition(ANONYMOUS, topic, partition))
+    return await read_values(broker.records.partition(ANONYMOUS, topic, partition))
 
 
 async def committed(broker: Broker, count: int, topic: str = "demo") -> None:
-    partition = broker.partition(ANONYMOUS, topic, 0)
+    partition = broker.records.partition(ANONYMOUS, topic, 0)
     arrived = asyncio.Event()
     stop = partition.watch(arrived.set)
     while partition.committed_end < count:
@@ -184,7 +184,7 @@ async def test_an_empty_batch_writes_nothing_and_is_answered(talk: Talk, broker:
 
 
 async def test_a_batch_stays_together_and_batches_take_turns(talk: Talk, broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "wide", TopicConfig(partitions=3))
+    await broker.topics.create(ANONYMOUS, "wide", TopicConfig(partitions=3))
     for number in range(4):
         values = [b"%d-%d" % (number, row) for row in range(5)]
         assert await talk.ask(batch(*values, stream="wide", request_id=number)) == PublishAck(number, None)
@@ -193,10 +193,10 @@ async def test_a_batch_stays_together_and_batches_take_turns(talk: Talk, broker:
 
 
 async def test_a_key_is_stored_and_decides_the_partition(talk: Talk, broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "wide", TopicConfig(partitions=5))
+    await broker.topics.create(ANONYMOUS, "wide", TopicConfig(partitions=5))
     for number, key in enumerate((b"a", b"", b"user-123")):
         await talk.ask(batch(b"v", b"w", stream="wide", key=key, request_id=number))
-        (block,) = await broker.partition(ANONYMOUS, "wide", fnv1a(key) % 5).read(0)
+        (block,) = await broker.records.partition(ANONYMOUS, "wide", fnv1a(key) % 5).read(0)
         assert key in (block.keys() or [])
 
 
@@ -205,7 +205,7 @@ async def test_a_key_is_stored_and_decides_the_partition(talk: Talk, broker: Bro
 async def test_a_key_may_be_said_in_json(talk: Talk, broker: Broker, kind: str, key: str | None) -> None:
     fields = msgspec.json.encode({**DEMO, "key": key}).decode()[1:]
     assert await talk.ask(encode_frame(0, f'{{"type":{kind},{fields}'.encode())) == Ok()
-    (block,) = await broker.partition(ANONYMOUS, "demo", 0).read(0)
+    (block,) = await broker.records.partition(ANONYMOUS, "demo", 0).read(0)
     assert block.keys() == (None if key is None else [b"K"])
 
 
@@ -235,20 +235,20 @@ async def test_publishes_that_came_together_are_one_append(
 ) -> None:
     talk = await peer.log_in(client_flags=0x1FFF)
     appends: list[int] = []
-    produce = broker.produce_together
+    produce = broker.records.produce_together
 
     def counted(principal: Any, topic: str, values: Any, key: Any, **given: Any) -> None:
         appends.append(len(values))
         produce(principal, topic, values, key, **given)
 
-    monkeypatch.setattr(broker, "produce_together", counted)
+    monkeypatch.setattr(broker.records, "produce_together", counted)
     talk.say(*(batch(b"%d" % number, b"-", request_id=number) for number in range(100)))
     assert [await talk.reply() for _ in range(100)] == [PublishAck(number, None, 2 * number) for number in range(100)]
     assert appends == [200]
 
 
 async def test_publishes_that_came_together_keep_their_order_whatever_they_ask_for(talk: Talk, broker: Broker) -> None:
-    await broker.ensure_topic(ANONYMOUS, "other")
+    await broker.topics.ensure(ANONYMOUS, "other")
     talk.say(
         batch(b"0", request_id=0),
         batch(b"1", key=b"k", request_id=1),
@@ -306,7 +306,7 @@ async def test_streams_are_made_where_the_listener_says_so(broker: Broker, clock
 async def test_a_stream_is_a_topic(
     talk: Talk, broker: Broker, tenant_id: str, namespace: str, stream: str, topic: str
 ) -> None:
-    await broker.ensure_topic(ANONYMOUS, topic)
+    await broker.topics.ensure(ANONYMOUS, topic)
     publish = Publish(tenant_id=tenant_id, namespace=namespace, stream=stream, payload=b"x")
     assert await talk.ask(publish) == Ok()
     assert await stored(broker, topic) == [b"x"]
@@ -413,7 +413,7 @@ async def test_requests_wait_while_the_peer_takes_no_answers(talk: Talk, broker:
     talk.stream.unsent_bytes = 1 << 20
     talk.say(batch(b"x", request_id=1))
     assert talk.stream.held_bytes
-    assert broker.partition(ANONYMOUS, "demo", 0).committed_end == 0
+    assert broker.records.partition(ANONYMOUS, "demo", 0).committed_end == 0
     talk.stream.stalled = False
     talk.drain()
     assert await talk.reply() == PublishAck(1, None)
@@ -427,7 +427,7 @@ async def test_what_waits_is_held_for_what_it_takes_in_memory(
     assert talk.stream.held_bytes == 100 * REQUEST_BYTES_MIN
     talk.drain()
     assert talk.stream.held_bytes == 0
-    monkeypatch.setattr(broker, "produce_together", lambda *_, **__: None)  # on their way
+    monkeypatch.setattr(broker.records, "produce_together", lambda *_, **__: None)  # on their way
     talk.say(batch(*[b""] * 1000))
     assert talk.stream.held_bytes > 1000 * EVENT_BYTES
 
@@ -436,7 +436,9 @@ async def test_what_came_together_is_written_in_parts_where_it_is_much(
     talk: Talk, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appends: list[int] = []
-    monkeypatch.setattr(broker, "produce_together", lambda _, __, values, *___, **____: appends.append(len(values)))
+    monkeypatch.setattr(
+        broker.records, "produce_together", lambda _, __, values, *___, **____: appends.append(len(values))
+    )
     talk.say(*(batch(bytes(100_000), request_id=number) for number in range(40)))
     assert sum(appends) == 40
     assert max(appends) * 100_000 < RUN_BYTES_MAX + 100_000
@@ -467,7 +469,7 @@ async def test_a_bug_of_ours_is_answered_and_the_stream_continues(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(broker.cache, "get", fail)
-    monkeypatch.setattr(broker, "produce_together", fail)
+    monkeypatch.setattr(broker.records, "produce_together", fail)
     assert await talk.ask(BARRIER) == Error(request_id="barrier", message="internal error: see the broker's log")
     assert await talk.ask(Publish(**DEMO, payload=b"x", request_id=1)) == PublishError(
         request_id=1, message="internal error: see the broker's log"

@@ -163,10 +163,10 @@ async def test_answers_do_not_pile_up_behind_a_publish_that_is_not_committed(
     count: int,
 ) -> None:
     await talk.ask(CachePut(key="k", value=bytes(100_000)))
-    produce = broker.produce_together
+    produce = broker.records.produce_together
     uncommitted: list[Callable[[], None]] = []
     monkeypatch.setattr(
-        broker, "produce_together", lambda *given, **more: uncommitted.append(partial(produce, *given, **more))
+        broker.records, "produce_together", lambda *given, **more: uncommitted.append(partial(produce, *given, **more))
     )
     publish = Publish(tenant_id="default", namespace="default", stream="demo", payload=b"first", request_id=0)
     talk.say(publish, *[question] * count)

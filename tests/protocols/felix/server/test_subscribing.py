@@ -139,7 +139,7 @@ async def test_a_deployed_client_gets_what_it_says_it_reads(
 
 
 async def test_offsets_are_told_only_where_there_is_one_partition(peer: Peer, broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "wide", TopicConfig(partitions=2))
+    await broker.topics.create(ANONYMOUS, "wide", TopicConfig(partitions=2))
     events = await subscribed(await peer.log_in(client_flags=ALL_FLAGS), peer, "wide")
     await published(broker, *(b"%d" % number for number in range(6)), topic="wide")
     frames = [await events.reply(), await events.reply()]
@@ -202,7 +202,7 @@ async def test_a_beginning_that_is_not_there_is_refused(peer: Peer, broker: Brok
         refusal = await native.ask(request)
         assert isinstance(refusal, Error)
         assert "out of range" in refusal.message
-    await broker.create_topic(ANONYMOUS, "wide", TopicConfig(partitions=2))
+    await broker.topics.create(ANONYMOUS, "wide", TopicConfig(partitions=2))
     refusal = await native.ask(Subscribe(**{**DEMO, "stream": "wide"}, start=StartOffset(0)))
     assert isinstance(refusal, Error)
     assert "offset in one partition" in refusal.message
@@ -311,7 +311,7 @@ async def test_expired_records_are_not_delivered_and_offsets_stay_right(
 ) -> None:
     expiry = clock.now_ms() + 1000
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    broker.produce(
+    broker.records.produce(
         ANONYMOUS,
         "demo",
         0,
@@ -332,7 +332,7 @@ async def test_a_record_that_has_expired_since_it_was_laid_out_is_not_shown(
 ) -> None:
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     expiries = [clock.now_ms() + 1000, 0]
-    broker.produce(ANONYMOUS, "demo", 0, [b"brief", b"lasting"], expiries=expiries, done=done.set_result)
+    broker.records.produce(ANONYMOUS, "demo", 0, [b"brief", b"lasting"], expiries=expiries, done=done.set_result)
     await done
     talk = await peer.log_in(client_flags=ALL_FLAGS)
     assert await received(await subscribed(talk, peer, start="earliest"), 2) == [b"brief", b"lasting"]
@@ -401,13 +401,13 @@ async def test_a_subscription_ends_when_its_topic_is_deleted(
     talk: Talk, peer: Peer, broker: Broker, felix: Felix
 ) -> None:
     events = await subscribed(talk, peer)
-    await broker.delete_topic(ANONYMOUS, "demo")
-    await broker.ensure_topic(ANONYMOUS, "demo")
+    await broker.topics.delete(ANONYMOUS, "demo")
+    await broker.topics.ensure(ANONYMOUS, "demo")
     again = await subscribed(talk, peer)  # of the new topic
     assert events.stream.was_reset == CLOSE_GONE
     await published(broker, b"new")
     assert await received(again, 1) == [b"new"]
-    await broker.delete_topic(ANONYMOUS, "demo")
+    await broker.topics.delete(ANONYMOUS, "demo")
     felix.shared.feeds._sweep()
     assert again.stream.was_reset == CLOSE_GONE
     assert felix.stats.subscribers == 0
@@ -568,7 +568,7 @@ async def test_a_slow_subscriber_is_ended_where_the_listener_says_so(broker: Bro
 async def test_what_retention_took_from_a_paused_subscriber_is_counted(
     broker: Broker, clock: ManualClock, engine: Engine
 ) -> None:
-    await broker.create_topic(ANONYMOUS, "short", TopicConfig(segment_bytes=1 << 16))
+    await broker.topics.create(ANONYMOUS, "short", TopicConfig(segment_bytes=1 << 16))
     felix = Felix(broker, clock=clock, slow_subscriber="pause")
     peer = Peer(felix)
     slow = await subscribed(await peer.log_in(client_flags=ALL_FLAGS), peer, "short")

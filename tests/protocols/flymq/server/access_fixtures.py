@@ -27,7 +27,7 @@ async def broker(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     await broker.start()
     await user(broker, "root", "admin")
     await user(broker, "bob", "consumer")
-    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    await broker.topics.create(SYSTEM, "orders", TopicConfig())
     yield broker
     await broker.close()
 

@@ -258,7 +258,7 @@ async def test_acls_are_set_shown_and_deleted(root: Conversation, flymq: FlyMQ) 
 async def test_the_trail_is_queried_page_by_page(root: Conversation, broker: Broker, clock: ManualClock) -> None:
     clock.advance(100)
     for number in range(5):
-        await broker.create_topic(Principal("ann", frozenset({"admin"})), f"t{number}", TopicConfig())
+        await broker.topics.create(Principal("ann", frozenset({"admin"})), f"t{number}", TopicConfig())
     await broker.audit.written()
     query = AuditQuery(start_s=START_S + 100, types=["topic.create"], limit=2)
     first = decode_reply(AuditQuery, (await root.ask(encode_request(query))).payload)

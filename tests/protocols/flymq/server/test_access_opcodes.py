@@ -237,7 +237,7 @@ async def test_every_opcode_is_open_to_who_may_and_to_nobody_else(opcode: int, b
     await user(broker, "gus", "guest")
     await user(broker, "pam", "producer")
     await user(broker, "stranger")
-    await broker.commit_offset(SYSTEM, "orders", "g", 0, 0)
+    await broker.groups.commit(SYSTEM, "orders", "g", 0, 0)
     assert refused(await Conversation(flymq).ask(attempt.request)), "nobody has logged in"
     for name in sorted(EVERYONE, key=lambda name: name in attempt.allowed):
         reply = await (await logged_in(flymq, name)).ask(attempt.request)

@@ -90,7 +90,7 @@ def speaking(broker: Broker, clock: ManualClock, node: Node, dialect: Dialect) -
 async def test_an_error_has_the_form_of_the_dialect_that_the_connection_speaks(
     broker: Broker, clock: ManualClock, node: Node, dialect: Dialect, before: list[bytes], expected: str
 ) -> None:
-    await broker.ensure_topic(SYSTEM, "orders")
+    await broker.topics.ensure(SYSTEM, "orders")
     talk = speaking(broker, clock, node, dialect)
     for request in before:
         assert (await talk.ask(request)).opcode != ERROR
@@ -104,7 +104,7 @@ async def test_the_request_that_shows_the_dialect_is_refused_in_it(talk: Convers
 
 
 async def test_every_kind_of_error_has_the_deployed_form(broker: Broker, clock: ManualClock, node: Node) -> None:
-    await broker.create_topic(SYSTEM, "orders", TopicConfig(partitions=1))
+    await broker.topics.create(SYSTEM, "orders", TopicConfig(partitions=1))
     talk = speaking(broker, clock, node, Dialect.NATIVE)
     refused = {
         "a request that does not decode": frame(Consume.opcode, b"\0"),
@@ -123,7 +123,7 @@ async def test_every_kind_of_error_has_the_deployed_form(broker: Broker, clock: 
 async def test_records_of_a_transaction_are_refused_one_by_one_in_the_deployed_form(
     broker: Broker, clock: ManualClock, node: Node
 ) -> None:
-    await broker.create_topic(SYSTEM, "orders", TopicConfig(partitions=1))
+    await broker.topics.create(SYSTEM, "orders", TopicConfig(partitions=1))
     talk = speaking(broker, clock, node, Dialect.NATIVE)
     transaction = decode_reply(TxnCommit, (await talk.ask(encode_request(TxnBegin()))).payload)[0]
     add_to = encode_txn_produces
@@ -181,7 +181,7 @@ async def guarded(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
     broker = broker_with_users(engine, clock)
     await broker.start()
     await user(broker, "bob", "consumer", "producer")
-    await broker.create_topic(SYSTEM, "orders", TopicConfig())
+    await broker.topics.create(SYSTEM, "orders", TopicConfig())
     yield broker
     await broker.close()
 

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
+from penstock.broker.leading import Leading
 from penstock.errors import OutcomeUnknown
 from penstock.log.block import encode_block
 from penstock.net.session import Introduction, Streams
@@ -88,7 +89,7 @@ def test_a_request_of_an_idempotent_producer_is_asked_again_as_one_that_was_sent
 async def test_records_that_are_passed_on_are_counted_where_they_are_answered(
     leader: Leader, broker: Broker, clock: ManualClock, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Broker, "leads", False)
+    monkeypatch.setattr(Leading, "leads", False)
     leader.reply = encode_reply(ProduceOnce, StoredOnce([], [(0, 0, 0)], []))
     flymq = FlyMQ(broker, clock=clock, node=node, dial_leader=leader)
     talk = Conversation(flymq)
@@ -100,7 +101,7 @@ async def test_records_that_are_passed_on_are_counted_where_they_are_answered(
 async def test_an_epoch_in_one_request_is_passed_on_and_asked_again_if_the_leader_is_lost(
     leader: Leader, broker: Broker, clock: ManualClock, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Broker, "leads", False)
+    monkeypatch.setattr(Leading, "leads", False)
     flymq = FlyMQ(broker, clock=clock, node=node, dial_leader=leader)
     talk = Conversation(flymq)
     request = encode_request(WriteEpoch("app", "run", "", False, 0, "t", [(0, encode_block(0, 0, [b"v"]))]))
@@ -108,6 +109,6 @@ async def test_an_epoch_in_one_request_is_passed_on_and_asked_again_if_the_leade
     assert leader.asked == [request[:4]] * ASKED_MAX
     leader.reply = encode_reply(WriteEpoch, WrittenEpoch(1, -1, "", 1))
     assert (await talk.ask(request)).opcode == WriteEpoch.opcode
-    assert not broker.has_topic("t")
+    assert not broker.topics.exists("t")
     assert flymq.stats.received_records == 0
     talk.session.closed()

@@ -38,7 +38,7 @@ def heartbeat(sequence: int = 0, *owned: OwnedPartition) -> GroupHeartbeat:
 
 
 async def test_a_member_joins_commits_and_leaves(broker: Broker, talk: Conversation) -> None:
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+    await broker.topics.create(ANONYMOUS, "t", TopicConfig(partitions=2))
     encoded = encode_request(heartbeat())
     assert encoded == frame(
         0xDB,
@@ -72,9 +72,9 @@ async def test_a_member_joins_commits_and_leaves(broker: Broker, talk: Conversat
 
 @pytest.mark.dense
 async def test_groups_are_listed_with_members_and_lag(broker: Broker, talk: Conversation, clock: ManualClock) -> None:
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=2))
+    await broker.topics.create(ANONYMOUS, "t", TopicConfig(partitions=2))
     await produce(broker, "t", [b"x"] * 3, partition=1)
-    await broker.commit_offset(ANONYMOUS, "gone", "g", 4, 9)
+    await broker.groups.commit(ANONYMOUS, "gone", "g", 4, 9)
     await talk.ask(encode_request(heartbeat()))
     clock.advance(2)
     reply = await talk.ask(encode_request(GroupList("g", "")))
@@ -100,7 +100,7 @@ async def test_groups_are_listed_with_members_and_lag(broker: Broker, talk: Conv
 async def test_subscriptions_are_listed_with_what_is_in_flight(
     broker: Broker, talk: Conversation, clock: ManualClock
 ) -> None:
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig(partitions=1))
+    await broker.topics.create(ANONYMOUS, "t", TopicConfig(partitions=1))
     subscription = await broker.subscriptions.subscribe(ANONYMOUS, "t", 1, name="jobs")
     await produce(broker, "t", [b"x"] * 3, partition=0)
     clock.advance(2)

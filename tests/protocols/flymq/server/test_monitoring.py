@@ -36,7 +36,7 @@ async def scheduled(broker: Broker, topic: str, value: bytes | None, key: bytes 
 
 
 async def test_delayed_records_are_told_without_their_values(broker: Broker, talk: Conversation) -> None:
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "t", TopicConfig())
     one, two = await scheduled(broker, "t", b"secret", b"k"), await scheduled(broker, "t", None)
     encoded = encode_request(DelayedList("t"))
     assert encoded == frame(0xDE, bytes.fromhex("0001 74 0000"))
@@ -52,7 +52,7 @@ async def test_delayed_records_are_told_without_their_values(broker: Broker, tal
 
 
 async def test_open_transactions_are_told(broker: Broker, talk: Conversation) -> None:
-    await broker.create_topic(ANONYMOUS, "t", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "t", TopicConfig())
     assert decode_reply(TxnList, (await talk.ask(encode_request(TxnList()))).payload) == []
     transaction = broker.transactions.begin(ANONYMOUS)
     broker.transactions.produce(ANONYMOUS, "t", transaction, 0, [b"v"], done=lambda added: None)
@@ -69,7 +69,7 @@ async def test_topics_are_described_a_page_at_a_time(
     monkeypatch.setattr(topics, "PAGE_PARTITIONS_MAX", 3)
     monkeypatch.setattr(topics, "TOPICS_PER_TURN", at_once)
     for name, partitions in (("a", 1), ("b", 5), ("c", 1)):
-        await broker.create_topic(ANONYMOUS, name, TopicConfig(partitions=partitions))
+        await broker.topics.create(ANONYMOUS, name, TopicConfig(partitions=partitions))
 
     async def page(after: str) -> TopicPage:
         return decode_reply(TopicList, (await talk.ask(encode_request(TopicList(after)))).payload)
@@ -90,7 +90,7 @@ async def test_topics_are_described_a_page_at_a_time(
 async def test_more_topics_than_one_turn_of_the_loop_describes_are_one_page(broker: Broker, talk: Conversation) -> None:
     names = [f"t{number:04}" for number in range(TOPICS_PER_TURN + 1)]
     for name in names:
-        await broker.create_topic(ANONYMOUS, name, TopicConfig())
+        await broker.topics.create(ANONYMOUS, name, TopicConfig())
     page = decode_reply(TopicList, (await talk.ask(encode_request(TopicList("")))).payload)
     assert [each.topic for each in page.topics] == names
     assert not page.more

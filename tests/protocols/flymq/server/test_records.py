@@ -51,7 +51,7 @@ def replayed(payload: bytes) -> int | None:
 
 async def arrived(broker: Broker, topic: str, count: int) -> None:
     """Wait until the topic holds this many records."""
-    handle, changed = broker.partition(ANONYMOUS, topic, 0), asyncio.Event()
+    handle, changed = broker.records.partition(ANONYMOUS, topic, 0), asyncio.Event()
     stop = handle.watch(changed.set)
     broker.schedule.look()
     while handle.committed_end < count:

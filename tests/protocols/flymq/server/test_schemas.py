@@ -160,7 +160,7 @@ async def test_a_record_with_a_schema_may_have_a_key_and_a_partition(talk: Conve
         )
     )
     assert (stored.partition, stored.offset) == (2, 0)
-    [block] = await broker.partition(ANONYMOUS, "test", 2).read(0)
+    [block] = await broker.records.partition(ANONYMOUS, "test", 2).read(0)
     assert block.keys() == [b"k"]
     assert (
         await talk.ask(encode_request(ProduceWithSchema("test", [SchemaReading("user", b"{}", b"k", 9)])))
@@ -226,7 +226,7 @@ async def test_a_bound_topic_checks_plain_writes_and_shows_its_schema(talk: Conv
 async def test_a_topic_cannot_be_created_with_a_schema_that_is_not_there(talk: Conversation, broker: Broker) -> None:
     refused = await talk.ask(encode_request(CreateTopic("users", 1, [("schema", "nope")])))
     assert refused.error == "schema not found: nope"
-    assert not broker.has_topic("users")
+    assert not broker.topics.exists("users")
 
 
 async def test_a_run_that_is_refused_later_is_answered_in_its_place_and_only_those_at_fault_fail(

@@ -63,7 +63,7 @@ async def fill(talk: Conversation, topic: str, *values: bytes) -> None:
 async def test_create_topic_says_so(talk: Conversation, broker: Broker) -> None:
     reply = await talk.ask(encode_request(CreateTopic("orders", 3)))
     assert reply == (0x03, b"\x01\x00\x14topic orders created")
-    assert broker.has_topic("orders")
+    assert broker.topics.exists("orders")
 
 
 async def test_a_topic_that_exists_is_left_unchanged(talk: Conversation) -> None:
@@ -147,7 +147,7 @@ async def test_list_topics_is_sorted_and_hides_internal_ones(talk: Conversation)
 async def test_delete_topic_is_done_whether_it_existed_or_not(talk: Conversation, broker: Broker) -> None:
     await talk.ask(encode_request(CreateTopic("orders", 1)))
     assert await talk.ask(encode_request(DeleteTopic("orders"))) == done(0x09)
-    assert not broker.has_topic("orders")
+    assert not broker.topics.exists("orders")
     assert await talk.ask(encode_request(DeleteTopic("orders"))) == done(0x09)
 
 

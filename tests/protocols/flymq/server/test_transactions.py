@@ -167,7 +167,7 @@ async def test_group_offsets_move_with_the_commit(talk: Conversation) -> None:
 
 async def test_records_that_a_worker_checks_are_in_before_the_commit(talk: Conversation, broker: Broker) -> None:
     await broker.schemas.register(ANONYMOUS, "numbers", "json", '{"type": "integer"}')
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(), schema="numbers")
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig(), schema="numbers")
     transaction = await begin(talk)
     long = b" " * 300_000 + b"2"
     talk.say(

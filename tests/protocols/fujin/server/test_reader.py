@@ -98,7 +98,7 @@ async def test_commands_behind_a_refused_connect_are_forgotten(client: Client, t
 
 async def test_a_topic_of_one_character_is_a_topic(client: Client, broker: Broker) -> None:
     await client.reader(b"t")
-    assert broker.has_topic("t")
+    assert broker.topics.exists("t")
 
 
 async def test_a_missing_topic_is_refused_where_none_may_be_made(connect: Connect, broker: Broker) -> None:
@@ -106,9 +106,9 @@ async def test_a_missing_topic_is_refused_where_none_may_be_made(connect: Connec
     side = client.open()
     side.say(connect_reader(b"missing"))
     assert await side.hear(22) == b"\1\1\0\0\0\x10reader not found"
-    await broker.ensure_topic(ANONYMOUS, "there")
+    await broker.topics.ensure(ANONYMOUS, "there")
     await client.reader(b"there")
-    assert not broker.has_topic("missing")
+    assert not broker.topics.exists("missing")
 
 
 @pytest.mark.dense
@@ -212,7 +212,7 @@ async def test_a_goodbye_waits_for_that_moment_too(client: Client, timers: Timer
 
 
 async def test_a_long_log_is_pushed_from_disk_in_order(client: Client, broker: Broker) -> None:
-    await broker.ensure_topic(ANONYMOUS, "orders")
+    await broker.topics.ensure(ANONYMOUS, "orders")
     values = [b"%05d" % number for number in range(3000)]
     for at in range(0, 3000, 500):
         await produce(broker, "orders", values[at : at + 500])
@@ -268,7 +268,7 @@ async def test_readers_of_a_group_share_the_records_of_one_partition(
 
 
 async def test_readers_of_a_group_share_the_partitions_of_a_topic(client: Client, broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=4))
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=4))
     readers = [await client.reader(b"orders", auto_commit=True) for _ in range(2)]
     await produce(broker, "orders", [b"%03d" % number for number in range(500)])
     size = len(message(b"000"))
@@ -284,7 +284,7 @@ def _starts(reader: Side, size: int) -> range:
 async def test_records_of_every_protocol_are_delivered_at_least_once(client: Client, broker: Broker) -> None:
     """Also those that were published to be delivered at most once: nothing of this protocol says so."""
     reader = await client.reader(b"orders")
-    broker.produce(ANONYMOUS, "orders", 0, [b"x"], None, [QOS0_HEADERS], done=lambda placed: None)
+    broker.records.produce(ANONYMOUS, "orders", 0, [b"x"], None, [QOS0_HEADERS], done=lambda placed: None)
     assert await reader.hear(18) == message(b"x", 1)
     assert await reader.ask(ack(1, [tag(1)]), size=23) == settled(8, 1, (tag(1), None))
 
@@ -393,7 +393,7 @@ async def test_a_held_fetch_is_dropped_when_the_stream_ends(client: Client, time
 
 @pytest.mark.embedded
 async def test_a_fetch_is_no_larger_than_memory_allows(client: Client, broker: Broker) -> None:
-    await broker.ensure_topic(ANONYMOUS, "orders")
+    await broker.topics.ensure(ANONYMOUS, "orders")
     for _ in range(5):
         await produce(broker, "orders", [bytes(400_000)])
     reader = await client.reader(b"orders", pull=True, auto_commit=True)
@@ -425,7 +425,7 @@ async def test_nothing_is_pushed_after_the_goodbye(client: Client, broker: Broke
 
 async def test_a_reader_whose_topic_is_deleted_is_told_goodbye(client: Client, broker: Broker) -> None:
     reader = await client.reader(b"orders")
-    await broker.delete_topic(ANONYMOUS, "orders")
+    await broker.topics.delete(ANONYMOUS, "orders")
     assert await reader.end() == DISCONNECT
 
 
@@ -433,7 +433,7 @@ async def test_a_fetch_whose_topic_is_deleted_is_refused(client: Client, broker:
     reader = await client.reader(b"orders", pull=True)
     reader.say(fetch(1, 1))
     await settle()
-    await broker.delete_topic(ANONYMOUS, "orders")
+    await broker.topics.delete(ANONYMOUS, "orders")
     expected = failed(7, 1, b"the topic was deleted") + DISCONNECT
     assert await reader.hear(len(expected)) == expected
     assert reader.stream.has_ended, "nothing can come on it any more"

@@ -33,9 +33,9 @@ from tests.protocols.fujin.requests import (
 
 
 async def values(broker: Broker, topic: str) -> list[bytes]:
-    if not broker.has_topic(topic):
+    if not broker.topics.exists(topic):
         return []
-    return [value or b"" for value in await read_values(broker.partition(ANONYMOUS, topic, 0))]
+    return [value or b"" for value in await read_values(broker.records.partition(ANONYMOUS, topic, 0))]
 
 
 async def test_writes_are_answered_in_order_once_they_are_on_disk(client: Client, broker: Broker) -> None:
@@ -48,7 +48,7 @@ async def test_writes_are_answered_in_order_once_they_are_on_disk(client: Client
 
 
 async def test_the_replies_to_one_read_are_one_send(client: Client, broker: Broker) -> None:
-    await broker.ensure_topic(ANONYMOUS, "orders")
+    await broker.topics.ensure(ANONYMOUS, "orders")
     side = client.writer()
     side.say(*(write(number, b"orders", b"x") for number in range(500)))
     await side.hear(3000)
@@ -74,7 +74,7 @@ async def test_headers_are_stored_with_their_record(client: Client, broker: Brok
     side = client.writer()
     side.say(write_table(1, b"a", b"x", b"trace", b"17", b"kind", b""), write_table(2, b"a", b"y"))
     assert await side.hear(12) == written(1, 2)
-    (block,) = await broker.partition(ANONYMOUS, "a", 0).read(0)
+    (block,) = await broker.records.partition(ANONYMOUS, "a", 0).read(0)
     cells = block.headers(0, 2)
     assert cells is not None
     assert cells[0] is not None
@@ -139,7 +139,7 @@ async def test_an_exception_out_of_background_work_does_not_hold_up_the_commands
     async def broken(*_: object) -> None:
         raise MemoryError
 
-    await broker.create_topic(ANONYMOUS, "a", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "a", TopicConfig())
     monkeypatch.setattr(Writer, "_create_and_write", broken)
     side = client.writer()
     side.say(write(1, b"new", b"x"), write(2, b"a", b"y"))
@@ -149,7 +149,7 @@ async def test_an_exception_out_of_background_work_does_not_hold_up_the_commands
 
 async def test_only_those_at_fault_fail_where_the_broker_refuses_a_run(client: Client, broker: Broker) -> None:
     """A topic that keeps the latest record of each key takes none without."""
-    await broker.create_topic(ANONYMOUS, "latest", TopicConfig(cleanup="compact"))
+    await broker.topics.create(ANONYMOUS, "latest", TopicConfig(cleanup="compact"))
     side = client.writer()
     side.say(write(1, b"latest", b"x"), write(2, b"latest", b"y"))
     [placement] = await produce(broker, "latest", [b"x"])
@@ -162,12 +162,12 @@ async def test_names_stand_for_topics(connect: Connect, broker: Broker) -> None:
     side = connect(aliases={"pub": FujinAlias(topic="orders")}).writer()
     assert await side.ask(write(1, b"pub", b"x"), size=6) == written(1)
     assert await values(broker, "orders") == [b"x"]
-    assert not broker.has_topic("pub")
+    assert not broker.topics.exists("pub")
 
 
 async def test_a_missing_topic_is_refused_where_none_may_be_made(connect: Connect, broker: Broker) -> None:
     side = connect(auto_create=False).writer()
-    await broker.ensure_topic(ANONYMOUS, "there")
+    await broker.topics.ensure(ANONYMOUS, "there")
     side.say(write(1, b"missing", b"x"), write(2, b"there", b"x"))
     expected = failed(2, 1, b"writer not found") + written(2)
     assert await side.hear(len(expected)) == expected
@@ -293,7 +293,7 @@ async def test_headers_are_kept_in_a_transaction(client: Client, broker: Broker)
     side = client.writer()
     side.say(begin(1), write_table(2, b"a", b"x", b"k", b"v"), commit(3))
     await side.hear(18)
-    (block,) = await broker.partition(ANONYMOUS, "a", 0).read(0)
+    (block,) = await broker.records.partition(ANONYMOUS, "a", 0).read(0)
     cells = block.headers(0, 1)
     assert cells is not None
     assert cells[0] is not None
@@ -327,7 +327,7 @@ async def test_a_stream_that_ends_rolls_back(client: Client, broker: Broker, how
 async def test_a_commit_that_fails_leaves_the_transaction_open(client: Client, broker: Broker) -> None:
     side = client.writer()
     await side.ask(begin(1), write(2, b"a", b"x"), size=12)
-    await broker.delete_topic(ANONYMOUS, "a")
+    await broker.topics.delete(ANONYMOUS, "a")
     side.say(commit(3))
     head = await side.hear(10)
     assert head[:6] == b"\4\0\0\0\3\1"
@@ -371,11 +371,11 @@ async def test_what_waits_for_its_topic_is_not_written_once_the_stream_is_gone(
     """Above all not the record of a transaction that was rolled back meanwhile."""
     side = client.writer()
     side.say(*([begin(1)] if in_transaction else []), write(2, b"new", b"x"), write(3, b"newer", b"y"))
-    assert not broker.has_topic("new")
+    assert not broker.topics.exists("new")
     leave(client, side, how)
-    await until(lambda: broker.has_topic("new") and side.stream.held_bytes == 0)
+    await until(lambda: broker.topics.exists("new") and side.stream.held_bytes == 0)
     await settle()
-    assert (await values(broker, "new"), broker.has_topic("newer")) == ([], False)
+    assert (await values(broker, "new"), broker.topics.exists("newer")) == ([], False)
     assert broker.transactions.stats.open == 0
 
 
@@ -384,7 +384,7 @@ async def test_a_run_whose_check_ends_after_the_rollback_is_not_written(
 ) -> None:
     monkeypatch.setattr(validation, "ON_LOOP_COST_MAX", -1)
     await broker.schemas.register(ANONYMOUS, "numbers", "json", '{"type": "integer"}')
-    await broker.create_topic(ANONYMOUS, "a", TopicConfig(), "numbers")
+    await broker.topics.create(ANONYMOUS, "a", TopicConfig(), "numbers")
     side = client.writer()
     await side.ask(begin(1), write(2, b"a", b"1"), size=12)
     side.say(write(3, b"a", b"2"), write(4, b"a", b"z"))

@@ -62,7 +62,7 @@ class Feeds:
 
     def feed(self, identity: Identity, topic: str) -> Feed:
         """Raises TopicNotFound, or what the access check does."""
-        found = self.broker.readable_topic(identity.principal, topic)
+        found = self.broker.records.readable_topic(identity.principal, topic)
         feed = self._feeds.get(topic)
         if feed is not None and feed.partitions[0] is not found.partitions[0]:
             feed.check()  # the topic was deleted and made again: who read the old one is done

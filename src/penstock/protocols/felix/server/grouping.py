@@ -111,8 +111,8 @@ class Poll:
 
     async def _subscription(self, topic: str) -> Subscription:
         shared, principal = self._shared, self._identity.principal
-        if shared.auto_create and not shared.broker.has_topic(topic):
-            await shared.broker.ensure_topic(principal, topic)
+        if shared.auto_create and not shared.broker.topics.exists(topic):
+            await shared.broker.topics.ensure(principal, topic)
         _check_readable(shared, self._identity, topic)
         found = shared.broker.subscriptions.find_named(topic, self._request.group)
         if found is not None and found.ack_ms:
@@ -226,7 +226,7 @@ def _topic(shared: Shared, identity: Identity, request: GroupRequest) -> str:
 
 def _check_readable(shared: Shared, identity: Identity, topic: str) -> None:
     """Raises what the access check does, TopicNotFound, and InvalidRequest where offsets do not tell records apart."""
-    partitions = len(shared.broker.readable_topic(identity.principal, topic).partitions)
+    partitions = len(shared.broker.records.readable_topic(identity.principal, topic).partitions)
     if partitions > 1:
         raise InvalidRequest(
             f"a group needs a stream with one partition, whose offsets tell records apart; this one has {partitions}"

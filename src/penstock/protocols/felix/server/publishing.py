@@ -130,7 +130,7 @@ class Publisher:
             if not isinstance(request, BinaryPublish):
                 check_shard(request.shard)
             topic = self._shared.topic(identity, scope)
-            if self._shared.auto_create and not self._shared.broker.has_topic(topic):
+            if self._shared.auto_create and not self._shared.broker.topics.exists(topic):
                 self.write_gathered()
                 return self._create_and_start(topic, identity, write)
             self._start(topic, identity, write)
@@ -140,7 +140,7 @@ class Publisher:
 
     async def _create_and_start(self, topic: str, identity: Identity, write: Write) -> None:
         try:
-            await self._shared.broker.ensure_topic(identity.principal, topic)
+            await self._shared.broker.topics.ensure(identity.principal, topic)
             self._start(topic, identity, write)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._done(write, error)
@@ -160,7 +160,7 @@ class Publisher:
         """An empty batch is allowed, to those who might write more."""
         broker = self._shared.broker
         authorize(broker.access, identity.principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
-        if not broker.has_topic(topic):
+        if not broker.topics.exists(topic):
             raise TopicNotFound(f"topic not found: {topic}")
         self._done(write, None)
 
@@ -173,7 +173,7 @@ class Publisher:
         principal, values, key = run.identity.principal, run.values(), run.writes[0].key
         done = partial(self._committed, run)
         try:
-            self._shared.broker.produce_together(principal, run.topic, values, key, units=run.units, done=done)
+            self._shared.broker.records.produce_together(principal, run.topic, values, key, units=run.units, done=done)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self.in_flight -= 1
             for write in run.writes:

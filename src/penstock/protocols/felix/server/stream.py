@@ -367,18 +367,18 @@ class FelixStream(Conversation[Frame]):
         scope = Scope(request.tenant_id, request.namespace, request.stream)
         topic = self._shared.topic(self._identity, scope)
         broker, principal = self._shared.broker, self._identity.principal
-        if self._shared.auto_create and not broker.has_topic(topic):
+        if self._shared.auto_create and not broker.topics.exists(topic):
             return self._create_and_subscribe(request, scope, topic)
-        if not all(partition.followed for partition in broker.readable_topic(principal, topic).partitions):
+        if not all(partition.followed for partition in broker.records.readable_topic(principal, topic).partitions):
             return self._follow_and_subscribe(request, scope, topic)
         return self._subscribed(request, scope, topic)
 
     async def _create_and_subscribe(self, request: Subscribe, scope: Scope, topic: str) -> bytes:
-        await self._shared.broker.ensure_topic(self._identity.principal, topic)
+        await self._shared.broker.topics.ensure(self._identity.principal, topic)
         return await self._follow_and_subscribe(request, scope, topic)
 
     async def _follow_and_subscribe(self, request: Subscribe, scope: Scope, topic: str) -> bytes:
-        await follow_all(self._shared.broker.readable_topic(self._identity.principal, topic).partitions)
+        await follow_all(self._shared.broker.records.readable_topic(self._identity.principal, topic).partitions)
         return self._subscribed(request, scope, topic)
 
     def _subscribed(self, request: Subscribe, scope: Scope, topic: str) -> bytes:

@@ -110,7 +110,7 @@ class Subscriber:
         try:
             if not feeds.identities.holds(self._identity):
                 raise TopicNotFound("the API key was revoked")
-            partition = feeds.broker.partition(self._identity.principal, self._feed.topic, 0)
+            partition = feeds.broker.records.partition(self._identity.principal, self._feed.topic, 0)
             if partition is self._feed.partitions[0]:
                 return True
         except PenstockError:
@@ -120,7 +120,7 @@ class Subscriber:
 
     def readable_partitions(self) -> Sequence[Partition]:
         """Return the partitions of the topic as it is now."""
-        return self._feed.feeds.broker.readable_topic(self._identity.principal, self._feed.topic).partitions
+        return self._feed.feeds.broker.records.readable_topic(self._identity.principal, self._feed.topic).partitions
 
     def take_up(self, count: int) -> None:
         """Send the records of partitions that were added, too.

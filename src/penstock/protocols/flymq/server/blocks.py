@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from penstock.broker.broker import ReadableTopic
+from penstock.broker.records.operations import ReadableTopic
 from penstock.errors import InvalidRequest, NotSupported, OffsetOutOfRange, TopicNotFound
 from penstock.log.api import Partition, follow_all
 from penstock.protocols.flymq.operations import blocks as op
@@ -25,12 +25,12 @@ _MARKS_PER_PARTITION_MIN: Final = 16
 
 @handles(op.FetchBlocks, large_read=True, on_every_node=True)
 async def fetch_blocks(caller: Caller, body: op.FetchBlocks) -> Frame:
-    topic = caller.broker.readable_topic(caller.principal, body.topic)
+    topic = caller.broker.records.readable_topic(caller.principal, body.topic)
     if body.topic_id not in ("", topic.info.id):
         raise TopicNotFound(
             f"topic not found: {body.topic} with id {body.topic_id} (it was deleted, and another has its name)"
         )
-    partition = caller.broker.partition(caller.principal, body.topic, body.partition)
+    partition = caller.broker.records.partition(caller.principal, body.topic, body.partition)
     if body.epoch not in (op.NO_EPOCH, partition.epoch):
         raise OffsetOutOfRange(
             f"offset out of range: {body.offset} belongs to log epoch {body.epoch} of {body.topic}-{body.partition}, which is in epoch "
@@ -96,7 +96,7 @@ async def read_plan(caller: Caller, body: op.ReadPlan) -> Frame:
             )
         retained = any(partition.retained for partition in topic.partitions)
         planned.append(op.PlannedTopic(name, topic.info.id, retained, partitions))
-    plan = op.Plan(*(files or ("", "", "")), planned, caller.broker.now_ms())
+    plan = op.Plan(*(files or ("", "", "")), planned, caller.broker.records.now_ms())
     if len(planned) <= TOPICS_PER_TURN:
         return op.encode_plan(plan)
     return await caller.worker.run(lambda _: op.encode_plan(plan))
@@ -119,7 +119,7 @@ async def _resolved(
 
 def _readable(caller: Caller, topic: str) -> ReadableTopic | None:
     try:
-        return caller.broker.readable_topic(caller.principal, topic)
+        return caller.broker.records.readable_topic(caller.principal, topic)
     except TopicNotFound:
         return None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from penstock.broker.deliveries.admin import SubscriptionStatus
 from penstock.broker.groups.assignment import TopicPartition
 from penstock.broker.groups.lag import PartitionLag
 from penstock.broker.groups.membership import Heartbeat, MemberOffset, Session
-from penstock.broker.groups.monitoring import Filter, GroupStatus, SubscriptionStatus
+from penstock.broker.groups.monitoring import Filter, GroupStatus
 from penstock.broker.groups.resets import Move, ResetTarget, parse_mode
 from penstock.protocols.flymq.operations import groups as op
 from penstock.protocols.flymq.server.dispatch import Caller, handles
@@ -45,14 +46,14 @@ async def commit(caller: Caller, request: op.GroupCommit) -> bool:
 @handles(op.GroupList)
 async def list_groups(caller: Caller, request: op.GroupList) -> op.GroupPage:
     wanted = Filter(request.group, request.topic, (request.after_topic, request.after_group))
-    page = await caller.broker.monitoring.groups(caller.principal, wanted)
+    page = await caller.broker.groups.statuses(caller.principal, wanted)
     return op.GroupPage([_group(status) for status in page.items], page.more)
 
 
 @handles(op.SubscriptionList)
 async def list_subscriptions(caller: Caller, request: op.SubscriptionList) -> op.SubscriptionPage:
     wanted = Filter(request.name, request.topic, (request.after_topic, request.after_name))
-    page = await caller.broker.monitoring.subscriptions(caller.principal, wanted)
+    page = await caller.broker.subscription_admin.statuses(caller.principal, wanted)
     return op.SubscriptionPage([_subscription(status) for status in page.items], page.more)
 
 
@@ -62,7 +63,7 @@ async def list_subscriptions(caller: Caller, request: op.SubscriptionList) -> op
 @handles(op.GroupReset)
 async def reset_group(caller: Caller, request: op.GroupReset) -> list[op.MovedPosition]:
     return _moved(
-        await caller.broker.resets.reset_group(
+        await caller.broker.groups.reset(
             caller.principal, request.topic, request.name, *_wanted(request), preview=request.preview
         )
     )
@@ -71,7 +72,7 @@ async def reset_group(caller: Caller, request: op.GroupReset) -> list[op.MovedPo
 @handles(op.SubscriptionReset)
 async def reset_subscription(caller: Caller, request: op.SubscriptionReset) -> list[op.MovedPosition]:
     return _moved(
-        await caller.broker.resets.reset_subscription(
+        await caller.broker.subscription_admin.reset(
             caller.principal, request.topic, request.name, *_wanted(request), preview=request.preview
         )
     )

@@ -29,7 +29,7 @@ _WHOLE_FORM = WholeForm()
 
 @handles(op.FetchRecords, large_read=True, on_every_node=True)
 def fetch_records(caller: Caller, request: op.FetchRecords) -> Answer:
-    partition = caller.broker.partition(caller.principal, request.topic, request.partition)
+    partition = caller.broker.records.partition(caller.principal, request.topic, request.partition)
     return caller.fetcher.fetch(
         partition,
         request.offset,
@@ -74,7 +74,7 @@ class _RecordsWrite:
 
     def start(self) -> None:
         request = self._request
-        self._caller.broker.produce(
+        self._caller.broker.records.produce(
             self._caller.principal,
             request.topic,
             request.partition,
@@ -213,7 +213,7 @@ def _store(
     caller: Caller, request: op.ProduceDelayed | op.ProduceWithTtl, reply: type[op.StoredRecord], written: Written
 ) -> None:
     expiry_ms = expiry_of(caller.clock.now_ms(), request.ttl_ms)
-    caller.broker.produce(
+    caller.broker.records.produce(
         caller.principal,
         request.topic,
         request.partition,

@@ -86,7 +86,7 @@ async def bind_schema(caller: Caller, request: op.BindSchema) -> Done:
 @writes(op.ProduceWithSchema, on_every_node=True)
 def produce_with_schema(caller: Caller, request: op.ProduceWithSchema, written: Written) -> None:
     reading = _meant(caller, request)
-    caller.broker.produce(
+    caller.broker.records.produce(
         caller.principal,
         request.topic,
         reading.partition,

@@ -65,7 +65,7 @@ async def write_epoch(caller: Caller, request: op.WriteEpoch) -> op.WrittenEpoch
         return await _write_epoch(caller, request)
     except TopicNotFound:
         # Not before, because an epoch that was committed once must not bring back a topic that has been deleted since.
-        await caller.broker.ensure_topic(caller.principal, request.topic)
+        await caller.broker.topics.ensure(caller.principal, request.topic)
         return await _write_epoch(caller, request)
 
 

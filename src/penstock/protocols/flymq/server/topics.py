@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.broker.cluster import NAME
-from penstock.broker.groups.groups import GroupInfo
+from penstock.broker.groups.offsets import GroupInfo
 from penstock.broker.topics.settings import format_topic_config, parse_topic_config
 from penstock.errors import AccessDenied, InvalidRequest, TopicExists, TopicNotFound
 from penstock.protocols.flymq.operations import topics as op
@@ -39,7 +39,7 @@ _SUBSCRIBE_MODES = {"": "latest", "commit": "committed"}
 @handles(Consume, large_read=True, on_every_node=True)
 @handles(ConsumeZeroCopy, large_read=True, on_every_node=True)
 def consume(caller: Caller, request: Consume) -> Answer:
-    partition = caller.broker.partition(caller.principal, request.topic, request.partition)
+    partition = caller.broker.records.partition(caller.principal, request.topic, request.partition)
     caller.note_read(1)
     return caller.fetcher.consume(partition, request.offset, request.opcode)
 
@@ -48,7 +48,7 @@ def consume(caller: Caller, request: Consume) -> Answer:
 @handles(FetchBinary, large_read=True, on_every_node=True)
 def fetch(caller: Caller, request: Fetch) -> Answer:
     caller.note_dialect(native=request.filter is not None)
-    partition = caller.broker.partition(caller.principal, request.topic, request.partition)
+    partition = caller.broker.records.partition(caller.principal, request.topic, request.partition)
     return caller.fetcher.fetch(
         partition,
         request.offset,
@@ -70,9 +70,9 @@ async def create_topic(caller: Caller, request: op.CreateTopic) -> op.Done:
     # A topic's schema is sent with its settings, but it is kept with the schemas: it can be changed.
     settings = [setting for setting in request.settings if setting[0] != SCHEMA_SETTING]
     schema = dict(request.settings).get(SCHEMA_SETTING)
-    config = parse_topic_config(settings, caller.broker.topic_defaults)
+    config = parse_topic_config(settings, caller.broker.topics.defaults)
     try:
-        await caller.broker.create_topic(
+        await caller.broker.topics.create(
             caller.principal, request.topic, replace(config, partitions=request.partitions or 1), schema
         )
     except TopicExists:
@@ -88,7 +88,7 @@ async def metadata(caller: Caller, request: op.Metadata) -> op.TopicMetadata:
 
 @handles(op.TopicList, large_read=True, on_every_node=True)
 async def describe_topics(caller: Caller, request: op.TopicList) -> op.TopicPage | Frame:
-    names = caller.broker.topic_names(caller.principal)
+    names = caller.broker.topics.names(caller.principal)
     rest = names[bisect_right(names, request.after) :]
     topics: list[op.DescribedTopic] = []
     rows = size_bytes = looked_at = 0
@@ -116,7 +116,7 @@ def _size_bytes(described: op.DescribedTopic) -> int:
 
 
 async def _described(caller: Caller, topic: str) -> op.DescribedTopic:
-    description = await caller.broker.follow_topic(caller.principal, topic)
+    description = await caller.broker.topics.follow(caller.principal, topic)
     info = description.info
     settings = dict(format_topic_config(info.config))
     del settings["partitions"]
@@ -154,13 +154,13 @@ async def truncate_topic(caller: Caller, request: op.TruncateTopic) -> op.Done:
 
 @handles(op.ListTopics, large_read=True, on_every_node=True)
 def list_topics(caller: Caller, request: op.ListTopics) -> list[str]:
-    return caller.broker.topic_names(caller.principal)
+    return caller.broker.topics.names(caller.principal)
 
 
 @handles(op.DeleteTopic)
 async def delete_topic(caller: Caller, request: op.DeleteTopic) -> bool:
     try:
-        await caller.broker.delete_topic(caller.principal, request.topic)
+        await caller.broker.topics.delete(caller.principal, request.topic)
     except TopicNotFound:
         pass  # deployed clients count on it
     return True
@@ -168,13 +168,13 @@ async def delete_topic(caller: Caller, request: op.DeleteTopic) -> bool:
 
 @handles(op.SnapshotCreate)
 async def create_snapshot(caller: Caller, request: op.SnapshotCreate) -> op.SnapshotDescription:
-    snapshot = await caller.broker.snapshot(caller.principal)
+    snapshot = await caller.broker.snapshots.create(caller.principal)
     return op.SnapshotDescription(snapshot.id, snapshot.directory)
 
 
 @handles(op.SnapshotRelease)
 async def release_snapshot(caller: Caller, request: op.SnapshotRelease) -> bool:
-    await caller.broker.release_snapshot(caller.principal, request.id)
+    await caller.broker.snapshots.release(caller.principal, request.id)
     return True
 
 
@@ -185,25 +185,27 @@ async def release_snapshot(caller: Caller, request: op.SnapshotRelease) -> bool:
 async def subscribe(caller: Caller, request: op.Subscribe) -> int:
     caller.note_dialect(native=request.native)
     mode = _SUBSCRIBE_MODES.get(request.mode, request.mode)
-    offset = await caller.broker.start_position(caller.principal, request.topic, request.group, request.partition, mode)
-    caller.broker.subscribe(caller.principal, request.topic, request.group, caller.session_id)
+    offset = await caller.broker.groups.start_position(
+        caller.principal, request.topic, request.group, request.partition, mode
+    )
+    caller.broker.groups.subscribe(caller.principal, request.topic, request.group, caller.session_id)
     return offset
 
 
 @handles(op.Commit, on_every_node=True)
 async def commit(caller: Caller, request: op.Commit) -> bool:
-    await caller.broker.commit_offset(caller.principal, request.topic, request.group, request.partition, request.offset)
+    await caller.broker.groups.commit(caller.principal, request.topic, request.group, request.partition, request.offset)
     return True
 
 
 @handles(op.GetOffset, on_every_node=True)
 def get_offset(caller: Caller, request: op.GetOffset) -> int:
-    return caller.broker.committed_offset(caller.principal, request.topic, request.group, request.partition) or 0
+    return caller.broker.groups.committed(caller.principal, request.topic, request.group, request.partition) or 0
 
 
 @handles(op.ResetOffset)
 async def reset_offset(caller: Caller, request: op.ResetOffset) -> bool:
-    await caller.broker.reset_offset(
+    await caller.broker.groups.reset_offset(
         caller.principal, request.topic, request.group, request.partition, request.mode, request.offset
     )
     return True
@@ -211,12 +213,12 @@ async def reset_offset(caller: Caller, request: op.ResetOffset) -> bool:
 
 @handles(op.ListGroups, large_read=True)
 def list_groups(caller: Caller, request: op.ListGroups) -> Iterable[op.GroupState]:
-    return map(_group_state, caller.broker.list_groups(caller.principal))
+    return map(_group_state, caller.broker.groups.all(caller.principal))
 
 
 @handles(op.DescribeGroup)
 def describe_group(caller: Caller, request: op.DescribeGroup) -> op.GroupState | op.GroupSummary:
-    infos = caller.broker.describe_group(caller.principal, request.group, request.topic or None)
+    infos = caller.broker.groups.describe(caller.principal, request.group, request.topic or None)
     if not request.group_only:
         return _group_state(infos[0])
     members = sorted({member for info in infos for member in info.members})
@@ -232,20 +234,20 @@ def _group_state(info: GroupInfo) -> op.GroupState:
 
 @handles(op.GetLag)
 async def get_lag(caller: Caller, request: op.GetLag) -> op.GroupLag:
-    lag = await caller.broker.lag(caller.principal, request.topic, request.group, request.partition)
+    lag = await caller.broker.groups.lag(caller.principal, request.topic, request.group, request.partition)
     committed = lag.committed or 0
     return op.GroupLag(committed, committed, lag.committed_end, lag.records)
 
 
 @handles(op.DeleteGroup)
 async def delete_group(caller: Caller, request: op.DeleteGroup) -> bool:
-    await caller.broker.delete_group(caller.principal, request.group, request.topic or None)
+    await caller.broker.groups.delete(caller.principal, request.group, request.topic or None)
     return True
 
 
 @handles(op.SeekToTimestamp, on_every_node=True)
 async def seek_to_timestamp(caller: Caller, request: op.SeekToTimestamp) -> int:
-    return await caller.broker.seek_to_time(
+    return await caller.broker.groups.seek_to_time(
         caller.principal, request.topic, request.group, request.partition, request.timestamp_ms
     )
 
@@ -289,10 +291,10 @@ def cluster_metadata(caller: Caller, request: op.ClusterMetadata) -> op.ClusterT
         True: op.PartitionLeader(*place, "online", (node,), (node,)),
         False: op.PartitionLeader(*place, "offline", (node,), ()),
     }
-    names = [request.topic] if request.topic else broker.topic_names(principal)
+    names = [request.topic] if request.topic else broker.topics.names(principal)
 
     def described(name: str) -> op.ClusterTopic:
-        partitions = broker.describe_topic(principal, name).partitions
+        partitions = broker.topics.describe(principal, name).partitions
         return op.ClusterTopic(
             name, [op.ClusterPartition(each.index, leaders[each.failure is None]) for each in partitions]
         )

@@ -26,7 +26,7 @@ def begin(caller: Caller, request: op.TxnBegin) -> op.TransactionState:
 
 @handles(op.TxnProduce)
 def produce(caller: Caller, request: op.TxnProduce) -> Answer:
-    if not caller.broker.has_topic(request.topic):
+    if not caller.broker.topics.exists(request.topic):
         return _create_and_produce(caller, request)
     adding: asyncio.Future[Added] = asyncio.get_running_loop().create_future()
     caller.broker.transactions.produce(
@@ -42,7 +42,7 @@ def produce(caller: Caller, request: op.TxnProduce) -> Answer:
 
 
 async def _create_and_produce(caller: Caller, request: op.TxnProduce) -> bytes:
-    await caller.broker.ensure_topic(caller.principal, request.topic)
+    await caller.broker.topics.ensure(caller.principal, request.topic)
     answer: Answer = produce(caller, request)
     return answer if isinstance(answer, bytes) else await answer
 

@@ -142,7 +142,7 @@ class Reader:
         except UnicodeDecodeError:
             session.stats.errors += 1
             return READER_NOT_FOUND
-        if not session.settings.auto_create and not session.broker.has_topic(alias.topic):
+        if not session.settings.auto_create and not session.broker.topics.exists(alias.topic):
             session.stats.errors += 1
             return READER_NOT_FOUND
         self._subscription = await session.broker.subscriptions.subscribe(

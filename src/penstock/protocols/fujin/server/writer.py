@@ -96,7 +96,7 @@ class Writer:
     def _write(self, run: WriteRun, slot: ReplySlot) -> None:
         session = self._session
         topic = session.settings.find(run.topic).topic
-        if session.broker.has_topic(topic):
+        if session.broker.topics.exists(topic):
             self._produce(topic, run, slot)
         elif session.settings.auto_create:
             session.in_background(self._create_and_write(topic, run, slot))
@@ -107,7 +107,7 @@ class Writer:
     async def _create_and_write(self, topic: str, run: WriteRun, slot: ReplySlot) -> None:
         session = self._session
         try:
-            await session.broker.ensure_topic(session.principal, topic)
+            await session.broker.topics.ensure(session.principal, topic)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._session.answer(slot, self._fail(run.correlation_ids, error))
         else:
@@ -124,7 +124,9 @@ class Writer:
         self._writes_in_flight += 1
         try:
             if self._transaction is None:
-                session.broker.produce(session.principal, topic, ANY_PARTITION, run.values, None, headers, done=settled)
+                session.broker.records.produce(
+                    session.principal, topic, ANY_PARTITION, run.values, None, headers, done=settled
+                )
             else:
                 session.broker.transactions.produce(
                     session.principal, topic, self._transaction, ANY_PARTITION, run.values, None, headers, done=settled

@@ -82,7 +82,7 @@ class Operations:
         started_s = self._clock.monotonic()
         committed = self._committed(body.topic, body.group, body.partition) if body.group else None
         try:
-            partition = self._broker.partition(self._principal, body.topic, body.partition)
+            partition = self._broker.records.partition(self._principal, body.topic, body.partition)
         except (TopicNotFound, PartitionNotFound):
             if dialect is Dialect.BINARY and body.group and committed is None:
                 # Deployed consumers begin before their topic exists, and count on hearing that nothing is there.
@@ -128,11 +128,11 @@ class Operations:
     def offset_commit(self, dialect: Dialect, body: messages.OffsetCommit) -> Answer:
         if dialect is Dialect.JSON:
             try:
-                self._broker.partition(self._principal, body.topic, body.partition)
+                self._broker.records.partition(self._principal, body.topic, body.partition)
             except (TopicNotFound, PartitionNotFound):
                 return json_dialect.encode_offset_committed(False)
         return _after(
-            self._broker.commit_offset(self._principal, body.topic, body.group, body.partition, body.offset),
+            self._broker.groups.commit(self._principal, body.topic, body.group, body.partition, body.offset),
             REPLIES[dialect].encode_offset_committed(True),
         )
 
@@ -141,7 +141,7 @@ class Operations:
 
     def _committed(self, topic: str, group: str, partition: int) -> int | None:
         try:
-            return self._broker.committed_offset(self._principal, topic, group, partition)
+            return self._broker.groups.committed(self._principal, topic, group, partition)
         except GroupNotFound:
             return None
 
@@ -150,15 +150,15 @@ class Operations:
     async def create_topic(self, dialect: Dialect, body: messages.CreateTopic) -> bytes:
         if not 1 <= body.partitions <= PARTITIONS_MAX:
             raise InvalidRequest(f"{body.partitions} partitions: use 1 to {PARTITIONS_MAX}")
-        config = replace(self._broker.topic_defaults, partitions=body.partitions)
-        await self._broker.create_topic(self._principal, body.topic, config)
+        config = replace(self._broker.topics.defaults, partitions=body.partitions)
+        await self._broker.topics.create(self._principal, body.topic, config)
         return REPLIES[dialect].encode_created()
 
     def list_topics(self, dialect: Dialect, body: messages.ListTopics) -> bytes:
         broker, principal = self._broker, self._principal
         topics = [
-            (name, broker.describe_topic(principal, name).info.config.partitions)
-            for name in broker.topic_names(principal)
+            (name, broker.topics.describe(principal, name).info.config.partitions)
+            for name in broker.topics.names(principal)
         ]
         return REPLIES[dialect].encode_topics(topics)
 
@@ -174,11 +174,11 @@ class Operations:
     def check_partition(self, topic: str, partition: int) -> None:
         """Raises if there is no such partition or it may not be written, for a PRODUCE that brings no records."""
         authorize(self._broker.access, self._principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
-        if partition >= self._broker.describe_topic(self._principal, topic).info.config.partitions:
+        if partition >= self._broker.topics.describe(self._principal, topic).info.config.partitions:
             raise PartitionNotFound(f"partition {partition} not found in topic {topic}")
 
     async def _partitions(self, topic: str) -> list[messages.PartitionState]:
-        described = await self._broker.follow_topic(self._principal, topic)
+        described = await self._broker.topics.follow(self._principal, topic)
         return [
             messages.PartitionState(each.index, each.committed_end, each.start_offset) for each in described.partitions
         ]
@@ -188,7 +188,7 @@ class Operations:
     async def metrics(self, dialect: Dialect, body: messages.Metrics) -> bytes:
         lags: LagReport | None = None
         try:
-            lags = await self._broker.group_lags(self._principal)
+            lags = await self._broker.groups.lags(self._principal)
         except (AccessDenied, AuthenticationRequired):
             pass  # other people's groups are not shown to everyone
         return REPLIES[dialect].encode_metrics(metrics_text(self._stats, lags))

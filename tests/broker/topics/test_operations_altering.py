@@ -28,12 +28,12 @@ async def small(engine: Engine, clock: ManualClock) -> AsyncIterator[Broker]:
 
 
 def starts(broker: Broker, topic: str = "orders") -> list[int]:
-    return [each.start_offset for each in broker.describe_topic(ANONYMOUS, topic).partitions]
+    return [each.start_offset for each in broker.topics.describe(ANONYMOUS, topic).partitions]
 
 
 async def test_only_the_given_settings_change(broker: Broker) -> None:
     before = TopicConfig(partitions=2, durability=Durability("none"), segment_bytes=1 << 20)
-    await broker.create_topic(ANONYMOUS, "orders", before)
+    await broker.topics.create(ANONYMOUS, "orders", before)
     info = await broker.topics.alter(ANONYMOUS, "orders", [("retention_ms", "7d"), ("compression", "zstd")])
     assert info.config == TopicConfig(
         partitions=2,
@@ -42,7 +42,7 @@ async def test_only_the_given_settings_change(broker: Broker) -> None:
         retention_ms=604_800_000,
         compression="zstd",
     )
-    assert broker.describe_topic(ANONYMOUS, "orders").info == info
+    assert broker.topics.describe(ANONYMOUS, "orders").info == info
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ async def test_only_the_given_settings_change(broker: Broker) -> None:
     ],
 )
 async def test_a_wrong_setting_changes_nothing(broker: Broker, settings: list[tuple[str, str]], error: str) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
     with pytest.raises(InvalidRequest, match=error):
         await broker.topics.alter(ANONYMOUS, "orders", settings)
-    assert broker.describe_topic(ANONYMOUS, "orders").info.config == TopicConfig()
+    assert broker.topics.describe(ANONYMOUS, "orders").info.config == TopicConfig()
 
 
 async def test_a_topic_that_is_missing_cannot_be_changed(broker: Broker) -> None:
@@ -71,7 +71,7 @@ async def test_a_topic_that_is_missing_cannot_be_changed(broker: Broker) -> None
 
 
 async def test_a_topic_altered_to_be_compacted_wants_keys_from_then_on(broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
     await produce(broker, "orders", [b"without a key"])
     await broker.topics.alter(ANONYMOUS, "orders", [("cleanup", "compact")])
     [refused] = await produce(broker, "orders", [b"without a key"])
@@ -80,7 +80,7 @@ async def test_a_topic_altered_to_be_compacted_wants_keys_from_then_on(broker: B
 
 
 async def test_partitions_cannot_be_removed(broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=3))
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=3))
     with pytest.raises(InvalidRequest, match="topic orders has 3 partitions, and partitions cannot be removed"):
         await broker.topics.add_partitions(ANONYMOUS, "orders", 2)
     assert (await broker.topics.add_partitions(ANONYMOUS, "orders", 3)).config.partitions == 3
@@ -88,18 +88,18 @@ async def test_partitions_cannot_be_removed(broker: Broker) -> None:
 
 @pytest.mark.dense
 async def test_records_without_a_key_go_to_new_partitions_too(broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2))
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=2))
     await produce(broker, "orders", [b"1", b"2", b"3"])
     await broker.topics.add_partitions(ANONYMOUS, "orders", 4)
     await produce(broker, "orders", [b"4", b"5", b"6", b"7"])
-    described = broker.describe_topic(ANONYMOUS, "orders")
+    described = broker.topics.describe(ANONYMOUS, "orders")
     assert sum(each.committed_end for each in described.partitions) == 7
     assert all(each.committed_end for each in described.partitions)
 
 
 async def test_added_partitions_count_towards_the_limits(small: Broker) -> None:
-    await small.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2))
-    await small.create_topic(ANONYMOUS, "clicks", TopicConfig(partitions=2))
+    await small.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=2))
+    await small.topics.create(ANONYMOUS, "clicks", TopicConfig(partitions=2))
     with pytest.raises(LimitExceeded, match="5 partitions are too many for one topic: at most 4"):
         await small.topics.add_partitions(ANONYMOUS, "orders", 5)
     results = await asyncio.gather(
@@ -114,7 +114,7 @@ async def test_added_partitions_count_towards_the_limits(small: Broker) -> None:
 
 @pytest.mark.dense
 async def test_records_are_deleted_before_an_offset_of_one_partition(broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=2))
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=2))
     for partition in range(2):
         await produce(broker, "orders", [b"a", b"b", b"c"], partition=partition)
     await broker.topics.truncate(ANONYMOUS, "orders", "offset", 2, 1)
@@ -132,7 +132,7 @@ async def test_records_are_deleted_before_an_offset_of_one_partition(broker: Bro
 
 @pytest.mark.dense
 async def test_records_are_deleted_before_a_time(broker: Broker, clock: ManualClock) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig(partitions=3))
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig(partitions=3))
     await produce(broker, "orders", [b"old", b"old"], partition=0)
     await produce(broker, "orders", [b"old"], partition=1)
     clock.advance(60)
@@ -143,16 +143,16 @@ async def test_records_are_deleted_before_a_time(broker: Broker, clock: ManualCl
 
 @pytest.mark.dense
 async def test_a_group_behind_a_truncation_begins_at_the_new_start(broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
     await produce(broker, "orders", [b"%d" % number for number in range(10)])
-    await broker.commit_offset(ANONYMOUS, "orders", "billing", 0, 2)
+    await broker.groups.commit(ANONYMOUS, "orders", "billing", 0, 2)
     await broker.topics.truncate(ANONYMOUS, "orders", "offset", 6)
-    assert await broker.start_position(ANONYMOUS, "orders", "billing", 0, "committed") == 6
-    assert (await broker.lag(ANONYMOUS, "orders", "billing", 0)).records == 4
+    assert await broker.groups.start_position(ANONYMOUS, "orders", "billing", 0, "committed") == 6
+    assert (await broker.groups.lag(ANONYMOUS, "orders", "billing", 0)).records == 4
 
 
 async def test_every_change_is_on_record(broker: Broker) -> None:
-    await broker.create_topic(ANONYMOUS, "orders", TopicConfig())
+    await broker.topics.create(ANONYMOUS, "orders", TopicConfig())
     await produce(broker, "orders", [b"a"])
     await broker.topics.alter(ANONYMOUS, "orders", [("retention_ms", "7d")])
     await broker.topics.alter(ANONYMOUS, "orders", [("retention_ms", "7d")])  # no change

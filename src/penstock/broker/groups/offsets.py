@@ -1,4 +1,4 @@
-"""Groups: named places in topics, committed through the log, and who is reading under that name.
+"""Offsets of groups: named places in topics, committed through the log, and who is reading under that name.
 
 A group is a pair of topic and name. It exists once an offset was committed in it or a session joined it. A committed offset is the
 next one to read, one for each partition, in the table `__groups`. Sessions that joined are in memory only: they are gone after a
@@ -120,7 +120,7 @@ class _Group:
 _Pair = tuple[str, str]
 
 
-class Groups:
+class Offsets:
     def __init__(
         self, engine: Engine, clock: Clock, limits: BrokerLimits, background: Background | None = None
     ) -> None:
