@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
-import sys
 import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
@@ -14,6 +12,7 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from bench.batches import BatchResult
+from bench.jobs import answer_job
 from bench.load import cpu_seconds
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 
@@ -73,8 +72,7 @@ async def run(job: ClientJob) -> BatchResult:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ClientJob)
-    json.dump(msgspec.to_builtins(asyncio.run(run(job))), sys.stdout)
+    answer_job(ClientJob, lambda job: asyncio.run(run(job)))
 
 
 if __name__ == "__main__":

@@ -7,18 +7,16 @@ gets one after another, each waiting for its answer. The client is a library in 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Final
 
 import felix
-import msgspec
 
 from bench.dialects import RecordLost
 from bench.felix_load import NAMESPACE, SILENCE_S_MAX, TENANT, FelixJob, FelixResult
+from bench.jobs import answer_job
 from bench.load import cpu_seconds
 
 KEY: Final = "key"
@@ -72,10 +70,9 @@ def _one_after_another(job: FelixJob, ask: Callable[[], object]) -> FelixResult:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=FelixJob)
     gc.disable()
-    result = {"publish": _publish, "read": _read, "cache": _cache}[job.part](job)
-    json.dump(msgspec.to_builtins(result), sys.stdout)
+    parts = {"publish": _publish, "read": _read, "cache": _cache}
+    answer_job(FelixJob, lambda job: parts[job.part](job))
 
 
 if __name__ == "__main__":

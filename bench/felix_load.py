@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
-import sys
 import time
 from abc import ABC, abstractmethod
 from typing import Final, Literal
@@ -20,6 +18,7 @@ import msgspec
 import uvloop
 
 from bench.dialects import RecordLost
+from bench.jobs import answer_job
 from bench.load import cpu_seconds
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
 from penstock.protocols.felix.codec import binary
@@ -276,10 +275,9 @@ async def _cache(job: FelixJob) -> FelixResult:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=FelixJob)
     gc.disable()
     parts = {"publish": _publish, "read": _read, "cache": _cache}
-    json.dump(msgspec.to_builtins(uvloop.run(parts[job.part](job))), sys.stdout)
+    answer_job(FelixJob, lambda job: uvloop.run(parts[job.part](job)))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import select
 import socket
-import sys
 import time
 
 import msgspec
 
+from bench.jobs import answer_job
 from penstock.protocols.flymq.operations.access import Auth
 from penstock.protocols.flymq.operations.operation import encode_request
 
@@ -95,4 +95,4 @@ def run(job: Flood) -> FloodResult:
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(run(msgspec.json.decode(sys.stdin.buffer.read(), type=Flood))).decode())
+    answer_job(Flood, run)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
-import sys
 import time
 from typing import Final
 
@@ -19,6 +17,7 @@ import numpy as np
 import uvloop
 
 from bench.dialects import RecordLost
+from bench.jobs import answer_job
 from bench.load import LoadResult, cpu_seconds
 from penstock.clients.quic import QuicConnection, QuicStream, connect_quic
 from penstock.protocols.bytes import blob32
@@ -161,8 +160,7 @@ async def run(job: FujinJob) -> LoadResult:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=FujinJob)
-    json.dump(msgspec.to_builtins(uvloop.run(run(job)), str_keys=True), sys.stdout)
+    answer_job(FujinJob, lambda job: uvloop.run(run(job)))
 
 
 if __name__ == "__main__":

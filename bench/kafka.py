@@ -17,10 +17,9 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from bench.processes import HOST, START_S_MAX, Program, free_port
+from bench.processes import HOST, START_S_MAX, Program, Stoppable, free_port
 from penstock.spark.java import find_java
 
 CACHE: Final = Path(__file__).parent.parent / ".cache" / "kafka"
@@ -166,7 +165,7 @@ class Kafka(Program):
         raise RuntimeError(f"Kafka was not ready within {START_S_MAX:g} s:\n{self._log.read_text()[-2000:]}")
 
 
-class KafkaCluster:
+class KafkaCluster(Stoppable):
     """Brokers that replicate each other's partitions. A write needs all but one of them."""
 
     def __init__(
@@ -213,14 +212,6 @@ class KafkaCluster:
     def stop(self) -> None:
         for broker in self.brokers:
             broker.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def _jars(part: str) -> list[Path]:

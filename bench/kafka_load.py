@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
@@ -22,6 +20,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as ConfluentPartition
 
 from bench.dialects import RecordLost
+from bench.jobs import answer_job
 from bench.load import LoadResult, cpu_seconds
 from bench.reader import FETCH_RECORDS, ReadResult, measured
 
@@ -209,8 +208,7 @@ def run(job: KafkaJob) -> LoadResult | ReadResult:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=KafkaJob)
-    json.dump(msgspec.to_builtins(run(job)), sys.stdout)
+    answer_job(KafkaJob, run)
 
 
 if __name__ == "__main__":

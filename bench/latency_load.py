@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import select
 import socket
-import sys
 import time
 from collections import deque
 
@@ -23,6 +21,7 @@ import msgspec
 import numpy as np
 
 from bench.dialects import Dialect, FlyMQProduce, RedisXadd
+from bench.jobs import answer_job
 from bench.load import RECEIVE_BYTES, SILENCE_S_MAX, cpu_seconds
 
 TICK_S = 0.001
@@ -195,8 +194,7 @@ def run(job: LatencyJob) -> LatencyResult:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=LatencyJob)
-    json.dump(msgspec.to_builtins(run(job), str_keys=True), sys.stdout)
+    answer_job(LatencyJob, run)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,16 @@ one process keeps either side busy; the result says how much of a processor it u
 from __future__ import annotations
 
 import gc
-import json
 import os
 import select
 import socket
-import sys
 import time
 from typing import NamedTuple
 
 import msgspec
 
 from bench.dialects import Dialect, FlyMQProduce, NatsPublish, RedisXadd, RustLogBatches
+from bench.jobs import answer_job
 from bench.rounds import Measured
 
 RECEIVE_BYTES = 1 << 20
@@ -241,8 +240,7 @@ def run(job: Job) -> LoadResult:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    json.dump(msgspec.to_builtins(run(job), str_keys=True), sys.stdout)
+    answer_job(Job, run)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,22 @@ PORTS_TRIED: Final = 100
 _Result = TypeVar("_Result")
 
 
-class Program:
+class Stoppable(ABC):
+    """What is stopped when the context is left."""
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class Program(Stoppable):
     """A process that is ours: ended when the context is left, once, and not again."""
 
     _process: subprocess.Popen[str] | subprocess.Popen[bytes] | None = None
@@ -59,14 +75,6 @@ class Program:
         if self._process.poll() is not None:
             last = f":\n{log.read_text()[-2000:]}" if log is not None else ""
             raise RuntimeError(f"{name} ended with status {self._process.returncode}{last}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 class Broker(Program):

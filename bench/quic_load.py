@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import msgspec
 import uvloop
 
+from bench.jobs import answer_job
 from bench.load import cpu_seconds
 from penstock.clients.quic import connect_quic
 from penstock.quic.settings import QuicSettings
@@ -63,5 +63,4 @@ async def run(job: QuicJob) -> QuicResult:
 
 
 if __name__ == "__main__":
-    result = uvloop.run(run(msgspec.json.decode(sys.stdin.buffer.read(), type=QuicJob)))
-    sys.stdout.buffer.write(msgspec.json.encode(result))
+    answer_job(QuicJob, lambda job: uvloop.run(run(job)))

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import socket
-import sys
 import time
 from collections.abc import Callable
 
@@ -19,6 +17,7 @@ import numpy as np
 
 import penstock
 from bench.dialects import RecordLost
+from bench.jobs import answer_job
 from bench.load import cpu_seconds
 from penstock.protocols.flymq.operations.operation import encode_request
 from penstock.protocols.flymq.operations.records import Fetch
@@ -135,8 +134,7 @@ def run(job: ReadJob) -> ReadResult:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ReadJob)
-    json.dump(msgspec.to_builtins(run(job)), sys.stdout)
+    answer_job(ReadJob, run)
 
 
 if __name__ == "__main__":

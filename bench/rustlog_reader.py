@@ -6,13 +6,12 @@ number of records and the next offset are checked.
 
 from __future__ import annotations
 
-import json
 import socket
-import sys
 
 import msgspec
 
 from bench.dialects import RecordLost
+from bench.jobs import answer_job
 from bench.reader import measured, receive_exactly
 from penstock.protocols.rustlog.codec import binary_client, json_client
 from penstock.protocols.rustlog.codec.messages import Fetch
@@ -73,8 +72,7 @@ class Reader:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=RustLogReadJob)
-    json.dump(msgspec.to_builtins(measured(Reader(job).read_all, job.server_pid)), sys.stdout)
+    answer_job(RustLogReadJob, lambda job: measured(Reader(job).read_all, job.server_pid))
 
 
 if __name__ == "__main__":

@@ -63,23 +63,14 @@ def torn_transactions(stored: Counter[bytes]) -> str:
 class Returning(Channel):
     """A channel that can be told to connect to its own node again."""
 
-    def __init__(
-        self,
-        number: int,
-        kind: type[Speaker],
-        nodes: Sequence[BrokerProcess],
-        chunks: Iterable[Sequence[tuple[bytes, bytes]]],
-        pause_s: float = 0.02,
-    ) -> None:
-        super().__init__(number, kind, nodes, chunks, pause_s)
-        self._told = threading.Event()
+    _told = False
 
     def return_home(self) -> None:
-        self._told.set()
+        self._told = True
 
     def _send(self, chunk: Sequence[tuple[bytes, bytes]]) -> None:
-        if self._told.is_set():
-            self._told.clear()
+        if self._told:
+            self._told = False
             self._disconnect()
         super()._send(chunk)
 

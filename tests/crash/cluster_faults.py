@@ -82,6 +82,7 @@ DELIVERED_S_MAX = 180.0
 HELD_BACK_S = 0.1
 """How long answers to idempotent producers are held back before a fault: what they have asked for is stored by then."""
 TRANSACTION_CHANNELS = 2
+CHUNK_PAUSE_S = 0.02
 TRANSACTIONAL_IDS = "penstock.txn."
 _REPEATED = re.compile(r"^penstock_producer_requests_repeated_total (\d+)", re.MULTILINE)
 
@@ -351,7 +352,7 @@ class Load:
             self.readers = Readers(nodes, client.subscribe(TOPIC))
         kinds: list[tuple[type[Speaker], bytes]] = [(kind, kind.name.encode() + b" ") for kind in SPEAKERS]
         self.returning = [
-            Returning(number, kind, nodes, numbered(prefix, CHUNK, self._over))
+            Returning(number, kind, nodes, numbered(prefix, CHUNK, self._over), pause_s=CHUNK_PAUSE_S)
             for number, (kind, prefix) in enumerate(kinds)
         ]
         self.returning += [

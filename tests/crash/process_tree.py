@@ -1,11 +1,17 @@
-"""Processes that others have started, found in /proc: what can be killed."""
+"""Processes that others have started, found in /proc: what can be killed; and programs of the tests that are run as processes."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
 
 
 def descendants(pid: int) -> list[int]:
@@ -42,3 +48,25 @@ def kill(pid: int) -> None:
     """End a process at once, if it is still there."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def kill_with_descendants(process: subprocess.Popen[Any]) -> None:
+    """End a process of ours with all that it has started, at once."""
+    for pid in (*descendants(process.pid), process.pid):
+        kill(pid)
+    process.wait()
+
+
+def run_module(module: str, *arguments: str, within_s: float, environment: Mapping[str, str] | None = None) -> str:
+    """Run a module as a program, and return what it prints. Nothing that it has started is left behind, however it ends.
+
+    For what uses Spark: there can be one session in a process, and the process of the tests may have one already.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            output, _ = process.communicate(timeout=within_s)
+        finally:
+            kill_with_descendants(process)
+    assert process.returncode == 0, output
+    return output

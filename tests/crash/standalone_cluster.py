@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from penstock.spark.java import find_java
-from tests.crash.process_tree import command_of, descendants, kill, parent_of
+from tests.crash.process_tree import command_of, kill, kill_with_descendants, parent_of
 
 WORKERS: Final = 2
 WAIT_S_MAX: Final = 120.0
@@ -79,9 +79,7 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in self._processes:
-            for pid in (*descendants(process.pid), process.pid):
-                kill(pid)
-            process.wait()
+            kill_with_descendants(process)
 
     def start_worker(self) -> None:
         """Start a worker with one core, and wait until the master knows it."""

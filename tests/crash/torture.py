@@ -24,7 +24,7 @@ from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError
 from penstock.testing import BrokerProcess
 from tests.crash.engine_option import add_engine_option, engine_of, log_in_kafka
-from tests.crash.process_tree import command_of, descendants, kill
+from tests.crash.process_tree import command_of, descendants, kill, kill_with_descendants
 from tests.crash.spark_torture_report import Deeds, Verdict
 
 FED_AT_ONCE_MAX = 20
@@ -87,9 +87,7 @@ class Spark:
         """The driver with its virtual machine and all Python processes, at once."""
         if self._process is None:
             return
-        for pid in (*descendants(self._process.pid), self._process.pid):
-            kill(pid)
-        self._process.wait()
+        kill_with_descendants(self._process)
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 if pipe is not None:

@@ -3,15 +3,13 @@ so on a cluster of Spark whose processes are killed."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from bench.kafka import Kafka
-from tests.crash.process_tree import descendants, kill
+from tests.crash.process_tree import run_module
 from tests.kafka.nodes import node_process
 from tests.kafka.spark_copy import BY_JOB, BY_STREAM, SOURCE
 
@@ -28,19 +26,6 @@ def test_a_job_and_a_stream_copy_every_record_once(kafka: Kafka, prefix: str, tm
         for first in range(0, len(RECORDS), 25):  # each transaction leaves an offset out in every partition
             with client.transaction() as transaction:
                 transaction.send_many(SOURCE, RECORDS[first : first + 25])
-        copy(node.address, tmp_path)
+        run_module("tests.kafka.spark_copy", node.address, str(tmp_path), within_s=COPIED_S_MAX)
         for topic in (BY_JOB, BY_STREAM):
             assert Counter((record.key, record.value) for record in client.records(topic)) == Counter(RECORDS)
-
-
-def copy(address: str, directory: Path) -> None:
-    command = [sys.executable, "-m", "tests.kafka.spark_copy", address, str(directory)]
-    with subprocess.Popen(
-        command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=COPIED_S_MAX)
-        finally:
-            for pid in (*descendants(process.pid), process.pid):
-                kill(pid)
-    assert process.returncode == 0, output

@@ -17,7 +17,7 @@ from deltalake import write_deltalake
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.spark.java import find_java
 from penstock.testing import BrokerProcess
-from tests.crash.process_tree import descendants, kill
+from tests.crash.process_tree import kill_with_descendants
 from tests.crash.standalone_cluster import wait_for
 from tests.spark.jvm import FAST_MASTER, FAST_SETTINGS
 
@@ -72,9 +72,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         assert started is not None, log.read_text()
         yield f"sc://127.0.0.1:{started[1]}"
     finally:
-        for pid in (*descendants(process.pid), process.pid):
-            kill(pid)
-        process.wait()
+        kill_with_descendants(process)
 
 
 def test_everything_but_pipelines_works_over_spark_connect(

@@ -12,7 +12,7 @@ from penstock.errors import CorruptBlock
 from penstock.log.api import Engine
 from penstock.log.block import SEAL_AT, SUMMED_AT, Block, seal_at
 from penstock.log.embedded import EmbeddedEngine
-from penstock.log.embedded.disk import QUICK_FLUSH_S_MAX
+from penstock.log.embedded.disk import QUICK_FLUSH_S_MAX, Disk
 from penstock.log.embedded.partition import EmbeddedPartition
 from penstock.log.salts import PartitionSalts
 from penstock.testing.faults import FaultyDisk
@@ -34,6 +34,19 @@ class CountingDisk(FaultyDisk):
     def sync_directory(self, path: Path) -> None:
         super().sync_directory(path)
         self.directory_flushes += 1
+
+
+class ReadCounter(Disk):
+    """Counts the bytes that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_bytes = 0
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        data = super().pread(fd, size_bytes, position)
+        self.read_bytes += len(data)
+        return data
 
 
 class UnflushedDisk(CountingDisk):

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.log.embedded.disk import EASED_WRITE_BYTES_MAX, AppendFile, Disk, SpaceReserve
 from penstock.log.embedded.recovery import end_of_data
+from tests.log.embedded.storage import ReadCounter
 
 
 class ZeroCounter(Disk):
@@ -129,17 +130,6 @@ def test_the_end_of_data_is_found_whether_zeros_were_written_or_never_written(
             for start in (0, end // 2, end):
                 assert end_of_data(Disk(), file.fileno(), start, size) == end
         path.write_bytes(path.read_bytes())  # the same bytes, all of them written
-
-
-class ReadCounter(Disk):
-    def __init__(self) -> None:
-        super().__init__()
-        self.read_bytes = 0
-
-    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
-        data = super().pread(fd, size_bytes, position)
-        self.read_bytes += len(data)
-        return data
 
 
 def test_space_that_was_never_written_is_not_read(path: Path) -> None:

@@ -15,21 +15,8 @@ from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.segment import Segment
 from penstock.testing.clock import ManualClock
 from tests.log.embedded.conftest import OpenEngine
-from tests.log.embedded.storage import partition_of, segment_files
+from tests.log.embedded.storage import ReadCounter, partition_of, segment_files
 from tests.log.records import append, read_all, read_values, records_of
-
-
-class ReadCounter(Disk):
-    """Counts the bytes that are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read_bytes = 0
-
-    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
-        data = super().pread(fd, size_bytes, position)
-        self.read_bytes += len(data)
-        return data
 
 
 async def test_a_log_read_a_few_records_at_a_time_is_read_from_disk_once(open_engine: OpenEngine) -> None:

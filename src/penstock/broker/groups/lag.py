@@ -109,12 +109,6 @@ class Lags:
         self._offsets = offsets
         self._ages = ages
 
-    async def lag(self, topic: str, group: str, partition: int) -> Lag:
-        handle = self._engine.partition(topic, partition)
-        await follow_all([handle])
-        committed = self._offsets.committed(topic, group, partition)
-        return Lag(committed, handle.committed_end, handle.committed_end - _position(handle, committed))
-
     async def report(self, rows_max: int) -> LagReport:
         """Return the lags of groups whose topics exist, in no order."""
         infos: list[GroupInfo] = []
@@ -159,6 +153,12 @@ class Lags:
             seconds = await self._ages.oldest_s("" if topic is None else topic.id, behind, lookups)
             lags.append(PartitionLag(index, committed.get(index), end, end - offset, seconds))
         return lags
+
+
+def lag_in(partition: Partition, committed: int | None) -> Lag:
+    """Return how far a group is behind that has committed this offset in a partition, which is followed."""
+    end = partition.committed_end
+    return Lag(committed, end, end - _position(partition, committed))
 
 
 def _position(partition: Partition, committed: int | None) -> int:

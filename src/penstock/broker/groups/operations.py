@@ -17,7 +17,7 @@ from penstock.broker.access.checks import Operation, Principal, on_broker, on_gr
 from penstock.broker.deliveries.subscriptions import Subscriptions
 from penstock.broker.groups.assignment import TopicPartition
 from penstock.broker.groups.coordinator import Coordinator
-from penstock.broker.groups.lag import LAGS_MAX, Lag, LagReport, Lags, Lookups
+from penstock.broker.groups.lag import LAGS_MAX, Lag, LagReport, Lags, Lookups, lag_in
 from penstock.broker.groups.monitoring import Filter, GroupPage, GroupStatus, first_page
 from penstock.broker.groups.offsets import CHANGES_PER_APPEND_MAX, GroupInfo, OffsetKey, Offsets
 from penstock.broker.groups.resets import Move, ResetTarget, audited, handles_to_reset, move_of
@@ -93,17 +93,16 @@ class Groups(Part):
     @on_topic(Operation.READ)
     async def lag(self, principal: Principal, topic: str, group: str, partition: int) -> Lag:
         """How many records the group is behind. Raises GroupNotFound."""
+        handle = self._engine.partition(topic, partition)
+        await follow_all([handle])
         try:
-            return await self._lags.lag(topic, group, partition)
+            committed = self._offsets.committed(topic, group, partition)
         except GroupNotFound:
             subscribed = self._subscriptions.group_infos(group, topic)
             if not subscribed:
                 raise
-            handle = self._engine.partition(topic, partition)
-            await follow_all([handle])
-            position = subscribed[0].offsets[partition].offset
-            behind = handle.committed_end - max(position, handle.start_offset)
-            return Lag(position, handle.committed_end, max(0, behind))
+            committed = subscribed[0].offsets[partition].offset
+        return lag_in(handle, committed)
 
     @on_topic_group(Operation.COMMIT)
     @run_to_completion

@@ -1,0 +1,18 @@
+"""What a program of a benchmark is told and what it answers: JSON on its standard input and output, as `start_program` has it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+_Job = TypeVar("_Job")
+
+
+def answer_job(kind: type[_Job], run: Callable[[_Job], object]) -> None:
+    """Read a job, run it, and print its result."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
+    json.dump(msgspec.to_builtins(run(job), str_keys=True), sys.stdout)
