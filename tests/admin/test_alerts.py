@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +24,8 @@ MINUTE_MS = 60_000
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
-    monkeypatch.setattr(history, "FIRST_AFTER_S", None)  # samples are taken by the tests
-    with asking() as found:
-        yield found
+def ask(unsampled: Asking) -> Asking:
+    return unsampled
 
 
 def alerts_of(ask: Asking) -> Alerts:

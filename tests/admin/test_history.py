@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from penstock.admin import history
@@ -13,10 +11,8 @@ from tests.admin.api.asking import Asking, asking, on_loop
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
-    monkeypatch.setattr(history, "FIRST_AFTER_S", None)  # samples are taken by the tests
-    with asking() as found:
-        yield found
+def ask(unsampled: Asking) -> Asking:
+    return unsampled
 
 
 def history_of(ask: Asking) -> History:

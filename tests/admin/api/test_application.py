@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,12 +10,6 @@ from penstock.admin.api import application
 from penstock.admin.api.table import PREFIX
 from penstock.net.limits import AdminLimits
 from tests.admin.api.asking import LOGIN_REQUIRED, Asking, asking, new_key
-
-
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Asking]:
-    with asking() as found:
-        yield found
 
 
 def test_a_refusal_is_a_problem_document(ask: Asking) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -26,12 +25,6 @@ AVRO = {
     "fields": [{"name": "id", "type": "long"}, {"name": "who", "type": "string"}],
 }
 PROTOBUF = 'syntax = "proto3"; message Order { int64 id = 1; string who = 2; }'
-
-
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Asking]:
-    with asking() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from penstock.admin.api import topics
-from tests.admin.api.asking import Asking, asking
-
-
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Asking]:
-    with asking() as found:
-        yield found
+from tests.admin.api.asking import Asking
 
 
 def test_a_topic_is_created_described_altered_and_deleted(ask: Asking) -> None:

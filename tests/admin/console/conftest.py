@@ -8,16 +8,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from scripts.screenshots import browser
-from tests.admin.api.asking import Asking, asking
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Asking]:
-    with asking() as found:
         yield found

@@ -4,5 +4,5 @@ operations  what can be done with records, as sessions call it     producer    r
 spreading   runs that go to several partitions                     keys        the partition of a key
 faults      records that are refused                               filters     which records a reader wants
 conditions  the conditions of a filter, as text                    searching   looking for records that match
-visibility  records that are expired or delayed
+visibility  records whose time to live has ended
 """

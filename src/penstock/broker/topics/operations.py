@@ -3,7 +3,7 @@
 Each is done or not done, also across a crash: the engine sees to that. Subscriptions hear of new partitions from the engine, as of those
 that another node adds; readers of other kinds find them when they next ask for the topic.
 
-A node that follows has the one that leads create topics. What else changes a topic is asked of the node that leads.
+A node that follows has the one that leads create topics.
 """
 
 from __future__ import annotations
