@@ -58,7 +58,7 @@ def kill_with_descendants(process: subprocess.Popen[Any]) -> None:
 
 
 def run_module(module: str, *arguments: str, within_s: float, environment: Mapping[str, str] | None = None) -> str:
-    """Run a module as a program, and return what it prints. Nothing that it has started is left behind, however it ends.
+    """Run a module as a program, and return what it prints. If it takes too long, it is ended with what it has started.
 
     For what uses Spark: there can be one session in a process, and the process of the tests may have one already.
     """
