@@ -17,7 +17,7 @@ from penstock.errors import ConnectionLost, Unreachable
 from penstock.net import quic_connection
 from penstock.net.flow import UNSENT_BYTES_FREE
 from penstock.net.limits import QuicLimits
-from penstock.net.quic_connection import EARLY_BYTES_MAX, QuicServerConnection
+from penstock.net.quic_connection import QuicServerConnection
 from penstock.net.quic_stream import QuicServerStream
 from penstock.quic.core import CLOCK_AHEAD_S_MAX, CONNECTION_REFUSED, QuicCore
 from penstock.quic.packets import long_header
@@ -363,7 +363,8 @@ async def test_a_thousand_half_open_handshakes_are_bounded_and_a_real_client_sti
 
 async def test_a_handshake_that_does_not_end_is_aborted(tmp_path: Path) -> None:
     """What comes out of order costs many times its size until what is missing comes, and here it never does."""
-    async with serving_quic(tmp_path, QuicLimits(retry_above=500)) as service:
+    limits = QuicLimits(retry_above=500, handshake_bytes_max=32 << 10)
+    async with serving_quic(tmp_path, limits) as service:
         with stranger() as own:
             core, _ = first_flight(service.where)  # which is never sent
             library = core._core
@@ -385,7 +386,7 @@ async def test_a_handshake_that_does_not_end_is_aborted(tmp_path: Path) -> None:
                     return service.stats.handshake_failures > 0
 
             await until(step)
-            assert EARLY_BYTES_MAX // 2 < sent_bytes < 2 * EARLY_BYTES_MAX
+            assert 16 << 10 < sent_bytes < 64 << 10
         assert service.stats.handshakes_open <= 1  # what was still on its way begins another
         await service.client()
 

@@ -61,6 +61,9 @@ class ConnectionLimits(Section):
     """Frame timeout: a frame that has begun must be complete within this time."""
     handshake_s_max: Seconds = Field(10.0, ge=0.1)
     """TLS handshake timeout."""
+    # OpenSSL takes about 128 KiB. QUIC's library keeps what comes out of order at nineteen times its size.
+    handshake_bytes_max: Size = Field(64 * KIB, ge=8 * KIB, le=128 * KIB)
+    """What a client may send for a TLS handshake: a few KiB, and its certificate with its chain; over QUIC, repetitions too."""
 
 
 class TcpConnectionLimits(ConnectionLimits):

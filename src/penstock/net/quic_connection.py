@@ -32,9 +32,6 @@ REBINDING_DELAY_S: Final = 0.2
 sends ahead of them look like a change of port too."""
 VALIDATION_INTERVAL_S: Final = 0.2
 """How often a peer with a new port is sent a PING until it acknowledges something that was sent there."""
-EARLY_BYTES_MAX: Final = 64 * 1024
-"""What may come of a handshake: it takes a few KiB, large certificates and repetitions some more. The library keeps what
-comes out of order at nineteen times its size."""
 WAITING_EVENTS_FREE: Final = 1_024
 """What may wait besides stream data while a connection is not read: a peer that reads grants us credit every few hundred KiB. Each event
 costs the library some 60 to 90 bytes, and a frame of 2 bytes makes one."""
@@ -195,8 +192,11 @@ class QuicServerConnection(Connection):
             return self
         if buffer[0] & LONG_HEADER and not self.core.is_established:
             self._early_bytes += len(buffer)
-            if self._early_bytes > EARLY_BYTES_MAX:
-                self.close(Code.TOO_MUCH, f"a handshake of more than {EARLY_BYTES_MAX} bytes")
+            if self._early_bytes > self.limits.handshake_bytes_max:
+                self.close(
+                    Code.TOO_MUCH,
+                    f"the handshake has more than handshake_bytes_max = {self.limits.handshake_bytes_max} bytes",
+                )
                 return self
         newest = self.core.newest_in_flight if self._allowance_bytes is not None else -1
         try:
@@ -376,7 +376,10 @@ class QuicServerConnection(Connection):
         if self.flow.partial_bytes > self.limits.partial_frames_bytes_max and len(self.partial_frames) > 1:
             self.stats.closed_header += 1
             log.info("connection_closed", listener=self.listener, peer=self.peer, reason="too much in partial frames")
-            self.close(Code.TOO_MUCH, "too many bytes in partial frames")
+            self.close(
+                Code.TOO_MUCH,
+                f"the partial frames of all streams have more than partial_frames_bytes_max = {self.limits.partial_frames_bytes_max} bytes",
+            )
 
     # -- what the listener calls -------------------------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ class TcpListener(Listener[TcpConnection]):
         tls = None
         try:
             if self.tls is not None:
-                tls = TlsTransport(connection, self.tls, self._tls_buffers, self.limits.linger_s_max)
+                tls = TlsTransport(connection, self.tls, self._tls_buffers, self.limits)
             accepted.setblocking(False)
             for level, option, value in self._socket_options:
                 accepted.setsockopt(level, option, value)
@@ -185,7 +185,7 @@ class TcpListener(Listener[TcpConnection]):
                 lambda: connection if tls is None else tls, accepted
             )
             if tls is not None:
-                await tls.established(self.limits.handshake_s_max)
+                await tls.established()
         except OSError as error:
             if self.tls is not None:
                 self.stats.handshake_failures += 1
