@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -248,6 +249,46 @@ async def test_what_waits_is_released_when_the_connection_is_gone(echo: Echo, wi
     assert wire.held_bytes == 0
     await turn()
     assert wire.sends == []
+
+
+async def test_messages_behind_a_full_queue_keep_their_order(echo: Echo, wire: Wire) -> None:
+    """Also those that come when some of it are started, and those that wait for room again."""
+    read = b"read" + bytes(ROOM_NEEDED_BYTES_MIN)
+    wire.writable, wire.room_bytes = False, 0
+    for words in (b"0 1 ", read + b" 2 ", b"3 ", b"4 "):
+        echo.receive(words)
+    wire.writable = True
+    echo.resume()
+    assert echo.started == [b"0", b"1", read]
+    assert not wire.writable
+    echo.receive(b"5 ")
+    wire.writable, wire.room_bytes = True, 1 << 20
+    echo.resume()
+    assert echo.started[3:] == [read, b"2", b"3", b"4", b"5"]
+    assert wire.held_bytes == 0
+
+
+async def test_everything_that_waits_is_released_with_its_connection(echo: Echo, wire: Wire) -> None:
+    wire.writable = False
+    for word in (b"1 ", b"2 ", b"3 "):
+        echo.receive(word)
+    echo.closed()
+    assert wire.held_bytes == 0
+
+
+async def test_a_small_read_behind_a_full_queue_moves_nothing_of_it(echo: Echo, wire: Wire) -> None:
+    """A queue of 512 KiB took as long as fifty reads; here it is of 16 MiB, so that nothing else is as long."""
+
+    def processor_s(reads: int = 100) -> float:
+        begun_s = time.thread_time()
+        for _ in range(reads):
+            echo.receive(b"1 ")
+        return time.thread_time() - begun_s
+
+    wire.writable = False
+    few_s = min(processor_s() for _ in range(5))
+    echo._waiting[:0] = [b"1"] * (2 << 20)
+    assert min(processor_s() for _ in range(5)) < 10 * few_s
 
 
 # --- replies ---

@@ -16,7 +16,8 @@ the room before.
 Each request has a place among the replies (`ReplySlot`), which holds its bytes until it is answered. Replies that become ready together
 leave as one send, because a send costs more than a reply.
 
-Most conversations are idle, so an idle one is small: its queues are lists and linked places, where an empty deque takes 760 bytes.
+Most conversations are idle, so an idle one is small: its queues are lists and linked places, where an empty deque takes 760 bytes. A list
+moves all of its items if one is added or taken at its front, so messages wait in two lists: one to add to, and one to take from.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class Conversation(ABC, Generic[Message]):
         "_task",
         "_turn_scheduled",
         "_waiting",
+        "_waiting_behind",
         "_worker",
         "_writes_in_flight",
     )
@@ -136,7 +138,9 @@ class Conversation(ABC, Generic[Message]):
         self._backlog_bytes = 0
         """What is held for bytes that are not decoded: the backlog's, and what the decoder keeps of the read before."""
         self._waiting: list[Message] = []
-        """The next one last."""
+        """The next one last. Empty only if none waits."""
+        self._waiting_behind: list[Message] = []
+        """Those after them, the next one first."""
         self._first_slot: ReplySlot | None = None
         self._last_slot: ReplySlot | None = None
         self._ready: list[bytes] = []
@@ -200,8 +204,9 @@ class Conversation(ABC, Generic[Message]):
         self._decoder.forget()  # a conversation and its parts know each other, so it goes with the next garbage collection
 
     def _forget_waiting(self) -> None:
-        waiting_bytes = sum(map(self._held_bytes, self._waiting))
+        waiting_bytes = sum(map(self._held_bytes, self._waiting)) + sum(map(self._held_bytes, self._waiting_behind))
         self._waiting.clear()
+        self._waiting_behind.clear()
         self._drop_backlog()
         if waiting_bytes:
             self._connection.release(waiting_bytes)
@@ -219,7 +224,10 @@ class Conversation(ABC, Generic[Message]):
         if messages:
             held_bytes = self._held_bytes(messages[0]) if len(messages) == 1 else sum(map(self._held_bytes, messages))
             connection.hold(held_bytes)
-            self._waiting[:0] = messages[::-1]
+            if self._waiting:
+                self._waiting_behind += messages
+            else:
+                self._waiting[:] = messages[::-1]
         had_backlog = self._backlog_bytes > 0
         if decoder.more or had_backlog:
             self._count_backlog()
@@ -234,6 +242,11 @@ class Conversation(ABC, Generic[Message]):
         if decoder.violation is not None:
             self._drop_backlog()
             raise decoder.violation
+
+    def _refill(self) -> None:
+        """Go on with the messages behind the last one that was taken."""
+        self._waiting[:] = self._waiting_behind[::-1]
+        self._waiting_behind.clear()
 
     def _count_backlog(self) -> None:
         before_bytes = self._backlog_bytes
@@ -280,6 +293,8 @@ class Conversation(ABC, Generic[Message]):
             if self._writes_in_flight and self._must_wait(waiting[-1]):
                 break
             message = waiting.pop()
+            if self._waiting_behind and not waiting:
+                self._refill()
             if message is self._requeued:
                 self._requeued = None
             else:

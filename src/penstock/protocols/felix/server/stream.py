@@ -212,7 +212,10 @@ class FelixStream(Conversation[Frame]):
         while waiting and not self._busy and (self._muted or self._stream.writable):
             if self._must_wait(waiting[-1]):
                 break
-            self._start(waiting.pop())
+            frame = waiting.pop()
+            if self._waiting_behind and not waiting:
+                self._refill()
+            self._start(frame)
         if self._publisher.gathered is not None:
             self._publisher.write_gathered()
         if self._ready:

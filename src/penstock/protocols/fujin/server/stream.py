@@ -210,7 +210,9 @@ class FujinStream(Conversation[Command]):
         commands = self._decoder.decide_empty()
         if commands:
             self.stream.hold(sum(map(self._held_bytes, commands)))
-            self._waiting[:0] = commands[::-1]
+            self._waiting_behind += commands
+            if not self._waiting:
+                self._refill()
             self.advance()
             self.stream.frame_pending(self._decoder.partial, self._decoder.kept_bytes)
 
@@ -224,7 +226,10 @@ class FujinStream(Conversation[Command]):
         while waiting and not self._busy and self.stream.writable:
             if self._over or self._disconnecting or self._stop_due or self._must_wait(waiting[-1]):
                 break
-            self._start(waiting.pop())
+            command = waiting.pop()
+            if self._waiting_behind and not waiting:
+                self._refill()
+            self._start(command)
         if self._backlog_bytes and not waiting:
             self.advance_soon()
         elif self._input_ended and not waiting:
