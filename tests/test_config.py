@@ -299,6 +299,14 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(file: Path) -> None
         ("log.segment_bytes = 1", "log.segment_bytes = 1 is too small: at least 65536"),
         ('log.segment_bytes = "3 GiB"', 'log.segment_bytes = "3 GiB" is too large: at most 2147483648'),
         (
+            "limits.users_max = 2000000",
+            "limits.users_max = 2000000 is too large: at most 1048576, because one reply of FlyMQ lists no more",
+        ),
+        (
+            "limits.acl_entries_max = 1001",
+            "limits.acl_entries_max = 1001 is too large: at most 1000, because one request of FlyMQ lists no more",
+        ),
+        (
             'listeners.fujin.idle_s_max = "366d"',
             "listeners.fujin.idle_s_max = 31622400.0 is too large: at most 31536000.0",
         ),

@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 from penstock.docstrings import field_docs
+from penstock.frame_bounds import REPLY_ITEMS_MAX
 from penstock.protocols.flymq import operations
 from penstock.protocols.flymq.operations.layout import Items, Layout, Record
-from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.operation import OPERATIONS, Operation
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, ERROR, PAYLOAD_BYTES_MAX
 from scripts.reference.markdown import DOCS, GENERATED, wrapped

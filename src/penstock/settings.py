@@ -6,6 +6,7 @@ fields are the reference: docs/reference/configuration.md is generated from them
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,13 @@ from penstock.units import parse_duration_ms, parse_duration_s, parse_size
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Stands in the annotation of a setting that has a ceiling, and ends the error of a larger value."""
+
+    text: str
 
 
 def number_or_text(value: object) -> int | float | str:

@@ -5,28 +5,34 @@ They are checked before anything is allocated or written, and `LimitExceeded` na
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import Field, model_validator
 
+from penstock.frame_bounds import (
+    MEMBER_PARTITIONS_MAX,
+    MEMBER_TOPICS_MAX,
+    PAYLOAD_BYTES_MAX,
+    REPLY_ITEMS_MAX,
+    ROLES_MAX,
+)
 from penstock.log.api import PARTITIONS_MAX
 from penstock.names import NAME_BYTES_MAX
-from penstock.settings import DurationMs, Seconds, Section, Size
+from penstock.settings import DurationMs, Reason, Seconds, Section, Size
 
 # Offsets and times travel as signed 64-bit numbers in the log and in every protocol.
 INT64_MAX: Final = (1 << 63) - 1
-# Frames end at 32 MiB; 1 KiB of that is left for the topic name and the lengths around a record.
-RECORD_BYTES_CEILING: Final = (32 << 20) - 1024
+# 1 KiB of a frame is left for the topic name and the lengths around a record.
+RECORD_BYTES_CEILING: Final = PAYLOAD_BYTES_MAX - 1024
 # With its compiled form it is one record of a table.
 SCHEMA_BYTES_CEILING: Final = 4 << 20
 # More, with names of 64 characters, do not fit into what nodes tell each other of a client.
 ROLES_PER_PRINCIPAL_CEILING: Final = 200
-# Lists of more do not fit into a request of FlyMQ.
-ACL_ENTRIES_CEILING: Final = 1_000
-MEMBER_TOPICS_CEILING: Final = 1_000
-GROUP_PARTITIONS_CEILING: Final = 65_536
 # With its overhead such a reply fits into a frame.
-FETCH_BYTES_CEILING: Final = 16 << 20
+FETCH_BYTES_CEILING: Final = PAYLOAD_BYTES_MAX // 2
+
+Listed = Annotated[int, Field(ge=1, le=REPLY_ITEMS_MAX), Reason("one reply of FlyMQ lists no more")]
+Requested = Annotated[int, Field(ge=1), Reason("one request of FlyMQ lists no more")]
 
 
 class BrokerLimits(Section):
@@ -38,7 +44,7 @@ class BrokerLimits(Section):
     key_bytes_max: Size = Field(64 << 10, ge=1)
     """The key of one record."""
     # A topic is a directory and some 2 KiB of memory; a list of this many names still fits into one reply frame.
-    topics_max: int = Field(10_000, ge=1)
+    topics_max: Listed = 10_000
     """Topics."""
     # A partition that is written to may hold a file open; servers commonly allow 65,536.
     partitions_max: int = Field(50_000, ge=1)
@@ -47,7 +53,7 @@ class BrokerLimits(Section):
     partitions_per_topic_max: int = Field(1_000, ge=1, le=PARTITIONS_MAX)
     """Partitions of one topic."""
     # Listing them all makes a reply of some 5 MB.
-    groups_max: int = Field(100_000, ge=1)
+    groups_max: Listed = 100_000
     """Consumer groups, counted once for each topic they read."""
     # Each is a record of the groups table and some 500 bytes of memory: 100 MB.
     group_offsets_max: int = Field(200_000, ge=1)
@@ -58,15 +64,17 @@ class BrokerLimits(Section):
     group_name_bytes_max: Size = Field(NAME_BYTES_MAX, ge=1, le=NAME_BYTES_MAX)
     """The name of a group or subscription."""
     # As many as a topic has partitions by default; more would have nothing to read.
-    members_per_group_max: int = Field(1_000, ge=1)
+    members_per_group_max: Listed = 1_000
     """Members of one group."""
-    topics_per_member_max: int = Field(100, ge=1, le=MEMBER_TOPICS_CEILING)
+    topics_per_member_max: Requested = Field(100, le=MEMBER_TOPICS_MAX)
     """Topics that one member of a group subscribes to."""
-    # Each is looked up with every heartbeat of the group.
-    topics_per_group_max: int = Field(1_000, ge=1)
+    # Each is looked up with every heartbeat of the group, and has a partition at least.
+    topics_per_group_max: Annotated[int, Reason("one request of FlyMQ lists no more of their partitions")] = Field(
+        1_000, ge=1, le=MEMBER_PARTITIONS_MAX
+    )
     """Topics of all members of one group together."""
     # An entry with 50,000 takes 500 KB of the 1 MiB that fit into a table.
-    partitions_per_group_max: int = Field(50_000, ge=1, le=GROUP_PARTITIONS_CEILING)
+    partitions_per_group_max: Requested = Field(50_000, le=MEMBER_PARTITIONS_MAX)
     """Partitions of these topics."""
     group_session_ms_min: DurationMs = Field(1_000, ge=100)
     """The shortest session timeout that a member of a group may ask for."""
@@ -77,10 +85,10 @@ class BrokerLimits(Section):
     """Subscriptions (BlipMQ) and groups that share records (Fujin, Felix), connected or not. `penstock group delete` deletes one."""
     subscriptions_per_principal_max: int = Field(2_000, ge=1)
     """The same, created by one principal. Clients of listeners without authentication have no bound of their own."""
-    schemas_max: int = Field(10_000, ge=1)
+    schemas_max: Listed = 10_000
     """Schemas, including those whose versions are all deleted."""
     # A version a day is three years.
-    schema_versions_max: int = Field(1_000, ge=1)
+    schema_versions_max: Listed = 1_000
     """Versions of one schema."""
     # Compiling and comparing grow with it, and it travels to a worker process with every large run of records.
     schema_bytes_max: Size = Field(256 << 10, ge=1, le=SCHEMA_BYTES_CEILING)
@@ -97,7 +105,7 @@ class BrokerLimits(Section):
     dead_letter_marks_max: int = Field(100_000, ge=1)
     """Marks of replayed dead letters, of which each covers up to 4,096."""
     # One that holds nothing takes about 1 KiB.
-    transactions_max: int = Field(10_000, ge=1)
+    transactions_max: Listed = 10_000
     """Open transactions."""
     transactions_per_principal_max: int = Field(1_000, ge=1)
     """The same, of one principal. All anonymous clients count as one."""
@@ -151,24 +159,24 @@ class BrokerLimits(Section):
     # This many short ones take some 40 MB.
     cache_entries_max: int = Field(100_000, ge=1)
     """Cached values (Felix), shared between tenants in the same way."""
-    api_keys_max: int = Field(10_000, ge=1)
+    api_keys_max: Listed = 10_000
     """API keys."""
     # Each is an entry of a table, and a series in the metrics for each of its stages.
-    pipelines_max: int = Field(1_000, ge=1)
+    pipelines_max: Listed = 1_000
     """Names under which pipelines have reported."""
-    users_max: int = Field(10_000, ge=1)
+    users_max: Listed = 10_000
     """Users."""
-    roles_max: int = Field(1_000, ge=1)
+    roles_max: Listed = 1_000
     """Roles, the built-in ones not counted."""
     roles_per_principal_max: int = Field(64, ge=1, le=ROLES_PER_PRINCIPAL_CEILING)
     """Roles of one user or API key."""
-    acls_max: int = Field(10_000, ge=1)
+    acls_max: Listed = 10_000
     """ACLs."""
     # A role with many users says the same with one entry.
-    acl_entries_max: int = Field(256, ge=1, le=ACL_ENTRIES_CEILING)
+    acl_entries_max: Requested = Field(256, le=ROLES_MAX)
     """Users and roles in one ACL."""
     # A list of them all still fits into one reply frame.
-    acl_entries_total_max: int = Field(50_000, ge=1)
+    acl_entries_total_max: Listed = 50_000
     """Users and roles in all ACLs together."""
     # Few, because people mistype, and an attempt that is refused at once costs the broker no password hash.
     login_failures_per_user_max: int = Field(3, ge=1, le=1_000)
@@ -186,7 +194,7 @@ class BrokerLimits(Section):
     audit_retention_bytes: Size = Field(64 << 20, ge=16 << 20)
     """When the changes in the audit trail take more than this, the oldest are deleted; the same for its logins and refusals."""
     # Deployed brokers stop at 1,000; more saves round trips, and a reader cannot tell the difference.
-    fetch_records_max: int = Field(10_000, ge=1)
+    fetch_records_max: Listed = 10_000
     """Records in the reply to one FETCH (FlyMQ)."""
     # A connection holds one reply beyond its send buffer, so this bounds what a reader that does not read can cost.
     fetch_bytes_max: Size = Field(4 << 20, ge=1, le=FETCH_BYTES_CEILING)

@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from penstock.settings import Reason
+
 Path = tuple[str | int, ...]
 
 SUGGESTIONS_MAX = 3
@@ -40,15 +42,21 @@ def settings_under(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from settings_under(section, f"{prefix}{name}.")
 
 
-def unknown_setting(root: type[BaseModel], path: Path) -> str:
-    """Why a key is refused and which known ones are meant."""
-    key, name = dotted(path), str(path[-1])
+def _parent(root: type[BaseModel], path: Path) -> type[BaseModel]:
+    """The section that a key stands in."""
     parent = root
     for part in path[:-1]:
         # What is no field is the index of a list or a name that somebody gave to a section.
         field = parent.model_fields.get(str(part))
         if field is not None and (section := section_of(field.annotation)) is not None:
             parent = section
+    return parent
+
+
+def unknown_setting(root: type[BaseModel], path: Path) -> str:
+    """Why a key is refused and which known ones are meant."""
+    key, name = dotted(path), str(path[-1])
+    parent = _parent(root, path)
     if path[:-1] == ("listeners",):
         speaks = ", ".join(parent.model_fields)
         return f"{key}: Penstock does not speak {name}; it speaks {speaks}" + _did_you_mean(
@@ -81,12 +89,12 @@ def describe(error: ValidationError, root: type[BaseModel], origin_of: Callable[
     for problem in error.errors(include_url=False):
         path: Path = problem["loc"]
         origin = origin_of(path)
-        text = unknown_setting(root, path) if problem["type"] == "extra_forbidden" else _problem(path, problem)
+        text = unknown_setting(root, path) if problem["type"] == "extra_forbidden" else _problem(root, path, problem)
         lines.append(f"{origin}: {text}" if origin else text)
     return lines
 
 
-def _problem(path: Path, problem: Mapping[str, Any]) -> str:
+def _problem(root: type[BaseModel], path: Path, problem: Mapping[str, Any]) -> str:
     key, kind, context, given = dotted(path), problem["type"], problem.get("ctx", {}), problem["input"]
     shown = f"{key} = {_shown(given)}"
     match kind:
@@ -103,7 +111,7 @@ def _problem(path: Path, problem: Mapping[str, Any]) -> str:
         case "greater_than_equal":
             return f"{shown} is too small: at least {context['ge']}"
         case "less_than_equal":
-            return f"{shown} is too large: at most {context['le']}"
+            return f"{shown} is too large: at most {context['le']}{_reason(root, path)}"
         case "int_parsing" | "int_type" | "int_from_float":
             return f"{shown} is not a whole number"
         case "float_parsing" | "float_type":
@@ -124,6 +132,13 @@ def _problem(path: Path, problem: Mapping[str, Any]) -> str:
             return f"{shown} is not a section: write [{key}] in the file, with its settings below"
         case _:
             return f"{shown}: {problem['msg']}"
+
+
+def _reason(root: type[BaseModel], path: Path) -> str:
+    """Why a setting has a ceiling, if it says so."""
+    field = _parent(root, path).model_fields.get(str(path[-1])) if path else None
+    reasons = [f", because {each.text}" for each in field.metadata if isinstance(each, Reason)] if field else []
+    return "".join(reasons)
 
 
 def _shown(value: Any) -> str:

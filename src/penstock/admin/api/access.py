@@ -15,7 +15,7 @@ from penstock.broker.access.audit import SKIP_MAX, Audit, AuditQuery
 from penstock.broker.access.directory import BUILT_IN_ROLES, PERMISSIONS
 from penstock.broker.access.explaining import Explaining
 from penstock.broker.access.users import UserInfo, Users
-from penstock.broker.limits import ACL_ENTRIES_CEILING, ROLES_PER_PRINCIPAL_CEILING
+from penstock.broker.limits import ROLES_PER_PRINCIPAL_CEILING
 from penstock.errors import (
     AuthenticationFailed,
     EntryNotFound,
@@ -24,11 +24,12 @@ from penstock.errors import (
     UserExists,
     UserNotFound,
 )
+from penstock.frame_bounds import ROLES_MAX
 
 AUDIT_PAGE_MAX: Final = 1_000
 
 Roles = Annotated[tuple[str, ...], msgspec.Meta(max_length=ROLES_PER_PRINCIPAL_CEILING)]
-Entries = Annotated[tuple[str, ...], msgspec.Meta(max_length=ACL_ENTRIES_CEILING)]
+Entries = Annotated[tuple[str, ...], msgspec.Meta(max_length=ROLES_MAX)]
 Permission = Literal["read", "write", "commit", "describe", "create", "delete", "admin"]
 
 

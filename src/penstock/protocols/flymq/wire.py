@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from struct import Struct
 
+from penstock import frame_bounds
 from penstock.errors import LimitExceeded
 
 MAGIC = 0xAF
 VERSION = 0x01
 HEADER = Struct(">BBBBI")
 HEADER_BYTES = 8
-PAYLOAD_BYTES_MAX = 32 << 20
-"""The contract's largest payload; a frame that announces more is refused before any of it is read."""
+PAYLOAD_BYTES_MAX = frame_bounds.PAYLOAD_BYTES_MAX
 
 FLAG_BINARY = 0x01
 COMPRESSION_MASK = 0x0E

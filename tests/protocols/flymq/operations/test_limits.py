@@ -5,12 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.broker.limits import (
-    ACL_ENTRIES_CEILING,
-    GROUP_PARTITIONS_CEILING,
-    MEMBER_TOPICS_CEILING,
-    ROLES_PER_PRINCIPAL_CEILING,
-)
+from penstock import frame_bounds
+from penstock.broker.limits import ROLES_PER_PRINCIPAL_CEILING
 from penstock.broker.pipelines import STAGES_MAX as BROKER_STAGES_MAX
 from penstock.broker.transactions.staging import WINNERS_MAX
 from penstock.log.api import PARTITIONS_MAX
@@ -39,12 +35,12 @@ RUN = TEXT + U64.pack(1) + U64.pack(1)
 USER = TEXT * 3
 
 LISTS: dict[str, tuple[int, bytes, int, bytes, int]] = {
-    "roles of a new user": (UserCreate.opcode, USER, limits.ROLES_MAX, bytes(2), 0),
-    "roles of a user": (UserUpdate.opcode, USER, limits.ROLES_MAX, bytes(2), 0),
-    "roles of a password": (PasswordChange.opcode, USER, limits.ROLES_MAX, bytes(2), 0),
-    "roles of a key": (KeyCreate.opcode, TEXT, limits.ROLES_MAX, bytes(2), 0),
+    "roles of a new user": (UserCreate.opcode, USER, frame_bounds.ROLES_MAX, bytes(2), 0),
+    "roles of a user": (UserUpdate.opcode, USER, frame_bounds.ROLES_MAX, bytes(2), 0),
+    "roles of a password": (PasswordChange.opcode, USER, frame_bounds.ROLES_MAX, bytes(2), 0),
+    "roles of a key": (KeyCreate.opcode, TEXT, frame_bounds.ROLES_MAX, bytes(2), 0),
     "users of an ACL": (AclSet.opcode, TEXT + b"\0", limits.ACL_USERS_MAX, bytes(2), 4),
-    "roles of an ACL": (AclSet.opcode, TEXT + b"\0" + texts16([]), limits.ROLES_MAX, bytes(2), 0),
+    "roles of an ACL": (AclSet.opcode, TEXT + b"\0" + texts16([]), frame_bounds.ROLES_MAX, bytes(2), 0),
     "permissions": (RoleSet.opcode, TEXT, limits.PERMISSIONS_MAX, bytes(2), 2),
     "audit types": (AuditQuery.opcode, I64.pack(0) * 2, limits.AUDIT_TYPES_MAX, bytes(2), 16),
     "settings": (CreateTopic.opcode, TEXT + U32.pack(1), limits.SETTINGS_MAX, bytes(4), 0),
@@ -84,10 +80,8 @@ def test_the_query_of_an_export_has_the_same_bound() -> None:
 
 
 def test_a_list_may_have_whatever_the_broker_accepts() -> None:
-    assert max(ROLES_PER_PRINCIPAL_CEILING, ACL_ENTRIES_CEILING) <= limits.ROLES_MAX
-    assert limits.ACL_USERS_MAX >= ACL_ENTRIES_CEILING
-    assert limits.MEMBER_TOPICS_MAX >= MEMBER_TOPICS_CEILING
-    assert limits.MEMBER_PARTITIONS_MAX >= GROUP_PARTITIONS_CEILING
+    assert frame_bounds.ROLES_MAX >= ROLES_PER_PRINCIPAL_CEILING
+    assert limits.ACL_USERS_MAX >= frame_bounds.ROLES_MAX
     assert limits.STAGES_MAX >= BROKER_STAGES_MAX
     assert limits.STAGED_ATTEMPTS_MAX >= WINNERS_MAX
     assert limits.STAGED_BLOCKS_MAX >= PARTITIONS_MAX

@@ -34,6 +34,7 @@ from penstock.errors import (
     PenstockError,
     TopicNotFound,
 )
+from penstock.frame_bounds import MEMBER_PARTITIONS_MAX
 from penstock.protocols.flymq.client.exchanges import Channel
 from penstock.protocols.flymq.operations.groups import (
     AssignedPartition,
@@ -44,7 +45,6 @@ from penstock.protocols.flymq.operations.groups import (
     OwnedOffset,
     OwnedPartition,
 )
-from penstock.protocols.flymq.operations.limits import MEMBER_PARTITIONS_MAX
 
 if TYPE_CHECKING:
     from penstock.protocols.flymq.client.client import AsyncFlyMQClient

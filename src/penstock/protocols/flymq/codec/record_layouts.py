@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from penstock.columns import UniformCells
 from penstock.errors import ProtocolViolation, RecordTooLarge
+from penstock.frame_bounds import REPLY_ITEMS_MAX
 from penstock.protocols.bytes import I32, U32, U64, ByteReader, blob32, text16
-from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.records import FetchRecords, Produce
 from penstock.protocols.flymq.wire import (
     PARTITION_AUTO,

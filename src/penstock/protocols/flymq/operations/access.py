@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from penstock.frame_bounds import REPLY_ITEMS_MAX, ROLES_MAX
 from penstock.protocols.bytes import U16, U32, ByteReader, text8, text16, texts16
 from penstock.protocols.flymq.operations.layout import (
     I32,
@@ -21,13 +22,7 @@ from penstock.protocols.flymq.operations.layout import (
     Str,
     Tail,
 )
-from penstock.protocols.flymq.operations.limits import (
-    ACL_USERS_MAX,
-    AUDIT_TYPES_MAX,
-    PERMISSIONS_MAX,
-    REPLY_ITEMS_MAX,
-    ROLES_MAX,
-)
+from penstock.protocols.flymq.operations.limits import ACL_USERS_MAX, AUDIT_TYPES_MAX, PERMISSIONS_MAX
 from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 from penstock.protocols.flymq.operations.topics import Names
 from penstock.protocols.flymq.wire import AUTH_RESPONSE, frame

@@ -11,10 +11,11 @@ from itertools import chain
 from struct import Struct, pack, unpack_from
 from typing import Annotated, Any, Final, NamedTuple
 
+from penstock.frame_bounds import REPLY_ITEMS_MAX
 from penstock.protocols.bytes import U32 as U32_STRUCT
 from penstock.protocols.bytes import ByteReader, text16
 from penstock.protocols.flymq.operations.layout import I32, I64, U32, U64, AtMost, Items, Label, Opaque, Str, record_of
-from penstock.protocols.flymq.operations.limits import PLAN_PARTITIONS_MAX, PLAN_TOPICS_MAX, REPLY_ITEMS_MAX
+from penstock.protocols.flymq.operations.limits import PLAN_PARTITIONS_MAX, PLAN_TOPICS_MAX
 from penstock.protocols.flymq.operations.operation import Operation, join_reply
 
 _BLOCKS_HEAD = Struct(">QQI")

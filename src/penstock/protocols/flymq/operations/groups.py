@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
+from penstock.frame_bounds import MEMBER_PARTITIONS_MAX, MEMBER_TOPICS_MAX, REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.layout import I32, I64, U32, U64, AtMost, Bool, Str
-from penstock.protocols.flymq.operations.limits import MEMBER_PARTITIONS_MAX, MEMBER_TOPICS_MAX, REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.operation import Operation
 
 Topics = Annotated[Sequence[Str], AtMost(MEMBER_TOPICS_MAX)]

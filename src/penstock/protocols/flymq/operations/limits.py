@@ -1,7 +1,8 @@
 """Bounds of FlyMQ messages beyond the size of a frame, above all how many items a list may have.
 
 Items take as little as two bytes on the wire and a hundred in memory, so the size of the frame is no bound for a list. A request's
-maximum is at least what the broker accepts for that list, so its own, more specific errors are still the ones users see.
+maximum is at least what the broker accepts for that list, so its own, more specific errors are still the ones users see. Those that
+settings of the broker must know are in `penstock.frame_bounds`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ DECODED_ON_LOOP_BYTES_MAX: Final = 64 << 10
 
 # --- lists in requests ---
 
-ROLES_MAX: Final = 1_000
-"""For a user, a key or an ACL. By default the broker keeps 64 for each user."""
 ACL_USERS_MAX: Final = 10_000
 """By default the broker has so many users, and keeps 256 for each ACL."""
 PERMISSIONS_MAX: Final = 100
@@ -32,10 +31,6 @@ AUDIT_TYPES_MAX: Final = 1_000
 """There are fewer than a hundred types of events."""
 TXN_OFFSETS_MAX: Final = 10_000
 """One for each partition of the largest topic."""
-MEMBER_TOPICS_MAX: Final = 1_000
-"""That a member of a group subscribes to. By default the broker accepts 100."""
-MEMBER_PARTITIONS_MAX: Final = 65_536
-"""That a member of a group owns: as many as brokers have, by default and beyond."""
 STAGES_MAX: Final = 1_000
 """For a pipeline's report. The broker keeps 256."""
 STAGED_BLOCKS_MAX: Final = 10_000
@@ -52,8 +47,3 @@ PRODUCED_HEADERS_MAX: Final = 65_536
 """Per PRODUCE_RECORDS, over all its records. Each takes half a microsecond to check."""
 PRODUCED_ONCE_HEADERS_MAX: Final = 4_096
 """Per PRODUCE_ONCE, which is decoded on the event loop whatever its size, as PRODUCE is: two milliseconds."""
-
-# --- lists in replies ---
-
-REPLY_ITEMS_MAX: Final = 1 << 20
-"""For any list that a client reads: ten times what a broker holds of anything by default, and fewer than a client has memory for."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from penstock.frame_bounds import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.layout import I32, I64, U32, U64, AtMost, Key, Str
-from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.operation import Operation
 
 

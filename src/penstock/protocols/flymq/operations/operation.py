@@ -18,9 +18,9 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, dataclass_transform, get_args, get_origin
 
 from penstock.errors import LimitExceeded, ProtocolViolation, RecordTooLarge
+from penstock.frame_bounds import REPLY_ITEMS_MAX
 from penstock.protocols.bytes import ByteReader
 from penstock.protocols.flymq.operations.layout import AtMost, Layout, PayloadTooLarge, Pieces, Record, layout_of
-from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.wire import PAYLOAD_BYTES_MAX, header
 
 Reply = TypeVar("Reply")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Self
 
+from penstock.frame_bounds import REPLY_ITEMS_MAX
 from penstock.protocols.bytes import ByteReader
 from penstock.protocols.flymq.operations.cells import Cells, HeaderCells
 from penstock.protocols.flymq.operations.layout import (
@@ -41,7 +42,6 @@ from penstock.protocols.flymq.operations.limits import (
     PRODUCED_HEADERS_MAX,
     PRODUCED_ONCE_HEADERS_MAX,
     PRODUCED_RECORDS_MAX,
-    REPLY_ITEMS_MAX,
 )
 from penstock.protocols.flymq.operations.operation import Operation
 from penstock.protocols.flymq.operations.topics import Done

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple, Self
 
 from penstock.errors import ProtocolViolation
+from penstock.frame_bounds import REPLY_ITEMS_MAX
 from penstock.protocols.bytes import ByteReader
 from penstock.protocols.flymq.operations.layout import (
     I64,
@@ -28,7 +29,6 @@ from penstock.protocols.flymq.operations.layout import (
     Text,
     Word,
 )
-from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.operation import Operation
 from penstock.protocols.flymq.operations.records import StoredRecord
 from penstock.protocols.flymq.operations.topics import Done, Names

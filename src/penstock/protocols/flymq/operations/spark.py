@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
 
+from penstock.frame_bounds import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations.layout import (
     I32,
     I64,
@@ -20,12 +21,7 @@ from penstock.protocols.flymq.operations.layout import (
     Label,
     Str,
 )
-from penstock.protocols.flymq.operations.limits import (
-    REPLY_ITEMS_MAX,
-    STAGED_ATTEMPTS_MAX,
-    STAGED_BLOCKS_MAX,
-    STAGES_MAX,
-)
+from penstock.protocols.flymq.operations.limits import STAGED_ATTEMPTS_MAX, STAGED_BLOCKS_MAX, STAGES_MAX
 from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 # --- staged records ---

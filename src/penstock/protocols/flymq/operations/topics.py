@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final, Self
 
 from penstock.errors import ProtocolViolation
+from penstock.frame_bounds import REPLY_ITEMS_MAX
 from penstock.protocols.bytes import ByteReader
 from penstock.protocols.flymq.operations.layout import (
     I32,
@@ -26,7 +27,7 @@ from penstock.protocols.flymq.operations.layout import (
     Tail,
     Word,
 )
-from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX, SETTINGS_MAX
+from penstock.protocols.flymq.operations.limits import SETTINGS_MAX
 from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 Names = Annotated[list[Str], AtMost(REPLY_ITEMS_MAX)]

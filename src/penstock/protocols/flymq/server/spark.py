@@ -14,8 +14,8 @@ from penstock.broker.transactions.entries import Place
 from penstock.broker.transactions.entries import Winner as WinningAttempt
 from penstock.broker.transactions.staging import Committed
 from penstock.errors import PenstockError, TopicNotFound
+from penstock.frame_bounds import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.operations import spark as op
-from penstock.protocols.flymq.operations.limits import REPLY_ITEMS_MAX
 from penstock.protocols.flymq.server.dispatch import Caller, Written, handles, writes
 
 # --- staged records ---
