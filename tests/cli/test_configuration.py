@@ -32,6 +32,14 @@ def test_only_what_was_changed_can_be_printed(run: Run) -> None:
     assert result.text == "setting     value  origin\ndurability  none   flag --set\n"
 
 
+def test_a_stop_that_may_outlast_its_service_manager_is_noted(run: Run) -> None:
+    assert run("config", "check", "--changed", "--set", "limits.stop_grace_s=25s").err == ""
+    result = run("config", "check", "--changed", "--set", "limits.stop_grace_s=26s")
+    assert result.code == 0
+    assert result.err.startswith("limits.stop_grace_s is 26 s, and pipelines may take 35 s more; the files in deploy/")
+    assert "killed 60 s after" in result.err
+
+
 def test_topics_that_the_first_start_would_create_are_listed(run: Run, tmp_path: Path) -> None:
     Path("penstock.toml").write_text('[listeners.flymq]\n[[topics]]\nname = "orders"\n')
     result = run("config", "check", "--changed", "-c", "penstock.toml", "--data-dir", str(tmp_path / "data"))

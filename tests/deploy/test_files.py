@@ -17,6 +17,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.config.loading import load_config
+from penstock.net.limits import DEPLOYED_STOP_S
 from penstock.testing import BrokerProcess
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -50,6 +51,15 @@ def test_compose_publishes_the_ports_of_the_configuration_on_loopback_only() -> 
     service = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())["services"]["penstock"]
     assert sorted(service["ports"]) == sorted(f"127.0.0.1:{port}:{port}" for port in bound)
     assert f"EXPOSE {' '.join(f'{port}/tcp' for port in sorted(bound))}\n" in DOCKERFILE.read_text()
+
+
+def test_every_service_manager_gives_a_stop_as_long_as_the_check_of_the_configuration_says() -> None:
+    unit = (DEPLOY / "systemd" / "penstock.service").read_text()
+    values = yaml.safe_load((DEPLOY / "helm" / "penstock" / "values.yaml").read_text())
+    service = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())["services"]["penstock"]
+    assert f"\nTimeoutStopSec={DEPLOYED_STOP_S:g}\n" in unit
+    assert values["terminationGracePeriodSeconds"] == DEPLOYED_STOP_S
+    assert service["stop_grace_period"] == f"{DEPLOYED_STOP_S:g}s"
 
 
 def alerts() -> list[dict[str, Any]]:

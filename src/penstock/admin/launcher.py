@@ -43,7 +43,7 @@ from penstock.errors import ConfigError, EntryNotFound, LimitExceeded, PenstockE
 DECLARED: Final = "declared"
 """The state of a pipeline that has never run."""
 END_S_MAX: Final = 30.0
-"""How long processes may take to finish their batches when the broker stops. Service managers give a broker 60 s for all of it."""
+"""How long processes may take to finish their batches when the broker stops."""
 KILLED_S_MAX: Final = 5.0
 LOG_BYTES_MAX: Final = 1 << 20
 """A longer log loses its older half. There is the log of the last start, and that of the one before."""

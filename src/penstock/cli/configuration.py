@@ -68,7 +68,8 @@ def check(
     """Check the configuration and print every value with its origin.
 
     Reads the same file, environment and flags as [bold]penstock serve[/bold], and starts
-    nothing. Exits with 1 and one line for each problem if it is invalid. Topics
+    nothing. Exits with 1 and one line for each problem if it is invalid. What is
+    valid and may surprise is a note on stderr. Topics
     that the next start would create or alter are listed last, and are
     topic_changes in JSON.
 
@@ -78,6 +79,8 @@ def check(
     """
     effective = config_from_flags(config, data_dir=data_dir, settings=settings)
     _check_as_the_server_does(effective)
+    for note in _notes(effective):
+        terminal.print_note(note)
     changes = _topic_changes(effective)
     origins = effective.origins
     shown = {key: value for key, value in effective.values.items() if not changed or origins[key] != "default"}
@@ -119,6 +122,19 @@ def _check_as_the_server_does(config: Config) -> None:
                 problems.append(f"{name}: {error}")
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _notes(config: Config) -> Iterator[str]:
+    from penstock.admin.launcher import END_S_MAX, KILLED_S_MAX
+    from penstock.net.limits import DEPLOYED_STOP_S
+
+    stop_grace_s, pipelines_s = config.limits.stop_grace_s, END_S_MAX + KILLED_S_MAX
+    if stop_grace_s + pipelines_s > DEPLOYED_STOP_S:
+        yield (
+            f"limits.stop_grace_s is {stop_grace_s:g} s, and pipelines may take {pipelines_s:g} s more; the files in deploy/ have a broker "
+            f"killed {DEPLOYED_STOP_S:g} s after it is told to stop: lower limits.stop_grace_s, or raise TimeoutStopSec= (systemd), "
+            "stop_grace_period (Compose) or terminationGracePeriodSeconds (Kubernetes)"
+        )
 
 
 def _topic_changes(config: Config) -> list[Change]:

@@ -8,6 +8,8 @@ from penstock.settings import Seconds, Section, Size
 
 KIB = 1024
 MIB = 1024 * KIB
+DEPLOYED_STOP_S = 60.0
+"""What the service managers in `deploy/` give a broker to stop, before they kill it."""
 
 
 class FlowLimits(Section):
@@ -38,7 +40,8 @@ class FlowLimits(Section):
     under_pressure_bytes_min: Size = Field(64 * KIB, ge=1)
     """What a client must read of its replies in `under_pressure_s_max` while others wait."""
     stop_grace_s: Seconds = Field(5.0, ge=0.01)
-    """How long a broker that stops waits for requests in flight to be answered and read, before it closes their connections."""
+    """How long a broker that stops waits for requests in flight to be answered and read, before it closes their connections. Pipelines that
+    the broker started end first. `penstock config check` notes when a stop may take longer than the files in `deploy/` allow."""
     descriptors_reserved: int = Field(64, ge=1)
     """File descriptors that connections leave to the log, at most a quarter of what the process may open."""
 
