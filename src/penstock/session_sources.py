@@ -151,6 +151,7 @@ def _felix(given: ListenerContext) -> Felix | NodeFelix:
         auto_create=settings.auto_create,
         slow_subscriber=settings.slow_subscriber,
         subscriber_lag_records_max=settings.subscriber_lag_records_max,
+        subscriptions_max=settings.subscriptions_max,
     )
     return felix if given.dialer is None else NodeFelix(felix, given.dialer)
 

@@ -130,14 +130,14 @@ def not_started(node: Node, bind: str) -> AdminServer:
 
 
 @asynccontextmanager
-async def running(data_dir: Path) -> AsyncIterator[Node]:
+async def running(data_dir: Path, limits: AdminLimits | None = None) -> AsyncIterator[Node]:
     clock, disk, listener, sessions = ManualClock(), FailingDisk(), Listening(), FlyMQStats()
     engine = EmbeddedEngine(data_dir, clock=clock, disk=disk)
     await engine.start()
     broker = Broker(engine, clock=clock, limits=BrokerLimits(), access=OpenAccess())
     await broker.start()
     admin = AdminServer(
-        AdminSettings("127.0.0.1:0"),
+        AdminSettings("127.0.0.1:0", limits=limits or AdminLimits()),
         engine=engine,
         broker=broker,
         launcher=no_launcher(broker),
@@ -370,6 +370,14 @@ async def test_a_connection_serves_one_request_after_another(node: Node) -> None
         writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
     await close(writer)
+
+
+async def test_a_connection_that_sends_no_further_request_is_closed(tmp_path: Path) -> None:
+    async with running(tmp_path, AdminLimits.model_construct(keep_alive_s=0)) as node:
+        reader, writer = await node.connect()
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await rest(reader)).endswith(b"ok\n")
+        await close(writer)
 
 
 async def test_a_request_that_never_ends_is_cut_off(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

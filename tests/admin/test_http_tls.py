@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import json
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from penstock.config import Config
 from penstock.server import Server
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
+@asynccontextmanager
+async def serving(tmp_path: Path, **settings: object) -> AsyncIterator[Server]:
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -31,6 +33,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
         "auth": "required",
         "probes": "login",
         "tls": {"cert": tmp_path / "cert.pem", "key": tmp_path / "key.pem"},
+        **settings,
     }
     config = Config(data_dir=tmp_path / "data", listeners={"flymq": {"bind": "127.0.0.1:0"}}, admin=admin)
     running = Server(config)
@@ -38,6 +41,12 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     await running.broker.users.create_user(SYSTEM, "ann", "secret", ["admin"])
     yield running
     await running.stop()
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    async with serving(tmp_path) as server:
+        yield server
 
 
 async def ask(server: Server, path: str, user: str = "", body: Any = None) -> tuple[int, dict[str, str], bytes]:
@@ -65,6 +74,14 @@ async def test_what_needs_a_login_is_told_after_one(server: Server, path: str) -
     assert (await ask(server, path))[0] == 401
     assert (await ask(server, path, "ann:guess"))[0] == 401
     assert (await ask(server, path, "ann:secret"))[0] == 200
+
+
+async def test_a_handshake_that_never_ends_is_cut_off(tmp_path: Path) -> None:
+    async with serving(tmp_path, handshake_s_max=0.1) as server:
+        host, _, port = server.addresses["admin"].rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.read() == b""
+        writer.close()
 
 
 async def test_the_cookie_of_a_session_travels_over_tls_only(server: Server) -> None:

@@ -15,6 +15,7 @@ from penstock.admin import inspector
 from penstock.broker.access.checks import SYSTEM
 from penstock.errors import ShuttingDown, TopicNotFound
 from penstock.inspection import Frame, View
+from penstock.net.limits import AdminLimits
 from penstock.protocols.dissectors import DISSECTORS
 from penstock.protocols.flymq.codec.record_layouts import encode_produce
 from penstock.protocols.flymq.inspection import FlyMQDissector
@@ -250,9 +251,13 @@ def test_nobody_listens_in_when_nobody_asks(ask: Asking, monkeypatch: pytest.Mon
 def test_inspections_are_bounded(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     for each in ask.ok("GET", "/inspections"):
         ask.ok("DELETE", f"/inspections/{each['id']}")
-    monkeypatch.setattr(inspector, "INSPECTIONS_MAX", 2)
+    admin = ask.broker.server.admin
+    assert admin is not None
+    monkeypatch.setattr(admin._inspector, "limits", AdminLimits(inspections_max=2))
     first, second = inspect_next(ask, "flymq"), inspect_next(ask, "felix")
-    assert ask("POST", "/inspections", {"listener": "flymq"}).code == "limit_exceeded"
+    refused = ask("POST", "/inspections", {"listener": "flymq"})
+    assert refused.code == "limit_exceeded"
+    assert b"raise admin.inspections_max" in refused.content
     ask.ok("DELETE", f"/inspections/{first}")
     ask.ok("DELETE", f"/inspections/{inspect_next(ask, 'rustlog')}")
     ask.ok("DELETE", f"/inspections/{second}")

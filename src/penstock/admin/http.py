@@ -53,10 +53,6 @@ from penstock.net.listener import cannot_listen
 from penstock.stats import SessionStats
 from penstock.units import Address, is_loopback, parse_address
 
-HANDSHAKE_S_MAX = 10.0
-"""Of TLS, before which a connection does not count yet."""
-KEEP_ALIVE_S = 20
-"""Longer than the usual scrape interval of 15 s, so a scraper keeps its connection."""
 REQUEST_HEAD_BYTES_MAX = 16 << 10
 BACKLOG = 64
 FAILURES_NAMED_MAX = 100
@@ -103,6 +99,7 @@ class AdminServer:
         self.state: State = "starting"
         self._bind = parse_address(settings.bind)
         self._tls = settings.tls
+        self._handshake_s_max = settings.limits.handshake_s_max
         self._engine = engine
         self._background = broker.background
         # Loop lag and health are about real time, whatever the broker's clock says.
@@ -113,7 +110,7 @@ class AdminServer:
         self._history = History(sources, self._clock)
         self._alerts = Alerts(sources, self._history)
         self._history.on_sampled = self._alerts.evaluate
-        self._inspector = Inspector(listeners, dissectors or {}, self._clock)
+        self._inspector = Inspector(listeners, dissectors or {}, self._clock, settings.limits)
         self._version = version("penstock")
         self._server: asyncio.Server | None = None
         self._http = _Connections(settings.limits)
@@ -155,7 +152,7 @@ class AdminServer:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=round(settings.limits.keep_alive_s),
             h11_max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX,
         )
 
@@ -181,7 +178,7 @@ class AdminServer:
                 host,
                 port,
                 ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S_MAX,
+                ssl_handshake_timeout=None if self._tls is None else self._handshake_s_max,
                 backlog=BACKLOG,
             )
         except OSError as error:

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 from penstock.clock import Clock
 from penstock.errors import EntryNotFound, InvalidRequest, LimitExceeded
 from penstock.inspection import Dissector, DissectorFactory, Frame, View
+from penstock.net.limits import AdminLimits
 from penstock.net.tap import Tappable
 from penstock.workers import Check, Worker
 
@@ -29,7 +30,6 @@ CHUNKS_MAX: Final = 10_000
 """Reads and sends that are noted."""
 STREAMS_MAX: Final = 256
 """Per connection: the first ones are decoded."""
-INSPECTIONS_MAX: Final = 8
 UNWATCHED_S_MAX: Final = 60.0
 """After which an inspection that nobody asks for ends."""
 CONNECTIONS_SHOWN_MAX: Final = 1_000
@@ -161,7 +161,14 @@ class Inspection:
 
 
 class Inspector:
-    def __init__(self, listeners: Mapping[str, Any], dissectors: Mapping[str, DissectorFactory], clock: Clock) -> None:
+    def __init__(
+        self,
+        listeners: Mapping[str, Any],
+        dissectors: Mapping[str, DissectorFactory],
+        clock: Clock,
+        limits: AdminLimits,
+    ) -> None:
+        self.limits = limits
         self._listeners = listeners
         self._dissectors = dissectors
         self._clock = clock
@@ -226,12 +233,13 @@ class Inspector:
             self._timer.cancel()
 
     def _make_room(self) -> None:
-        if len(self._inspections) < INSPECTIONS_MAX:
+        if len(self._inspections) < self.limits.inspections_max:
             return
         ended = next((each.id for each in self._inspections.values() if each.state not in ACTIVE), None)
         if ended is None:
             raise LimitExceeded(
-                f"{INSPECTIONS_MAX} connections are being inspected, the most allowed: stop one of them"
+                f"{len(self._inspections)} connections are being inspected, the most allowed: stop one of them, or raise "
+                "admin.inspections_max"
             )
         del self._inspections[ended]
 

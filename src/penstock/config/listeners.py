@@ -174,6 +174,9 @@ class FelixListener(QuicListener):
     where it is once it reads again, `close` ends the subscription."""
     subscriber_lag_records_max: int = Field(100_000, ge=1)
     """The lag, in records, from which a subscriber counts as slow."""
+    # What deployed brokers allow. A client's limit on streams is commonly lower.
+    subscriptions_max: int = Field(4_096, ge=1, le=65_536)
+    """Subscriptions of one connection."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> FelixListener:

@@ -143,3 +143,16 @@ class AdminLimits(Section):
     """A session that is not used for this long ends."""
     session_s_max: Seconds = Field(12 * 3600.0, ge=1)
     """The longest session. Then its user must log in again."""
+    sessions_max: int = Field(1_000, ge=1, le=100_000)
+    """Sessions. A further one replaces the one that was used longest ago."""
+    # So that nobody ends the sessions of others by logging in again and again.
+    sessions_per_user_max: int = Field(50, ge=1, le=100_000)
+    """Sessions of one user or API key, in the same way."""
+    # Each keeps up to 4 MiB of what was sent and received.
+    inspections_max: int = Field(8, ge=1, le=64)
+    """Connections that the protocol inspector follows at the same time."""
+    handshake_s_max: Seconds = Field(10.0, ge=0.1)
+    """TLS handshake timeout."""
+    # Longer than the usual scrape interval of 15 s, so that a scraper keeps its connection.
+    keep_alive_s: Seconds = Field(20.0, ge=1, le=3600)
+    """Idle timeout: a connection without a request for this long is closed, in whole seconds."""

@@ -7,10 +7,10 @@ from http.cookies import SimpleCookie
 
 import pytest
 
-from penstock.admin.api import logins
 from penstock.admin.api.logins import COOKIE
 from penstock.broker.access.checks import SYSTEM
 from penstock.broker.limits import BrokerLimits
+from penstock.net.limits import AdminLimits
 from penstock.testing.clock import ManualClock
 from tests.admin.api.asking import LOGIN_REQUIRED, Answer, Asking, asking, new_key, on_loop
 
@@ -104,9 +104,14 @@ def test_a_new_user_does_not_inherit_the_session_of_a_deleted_one_of_the_same_na
     assert session("GET", "/users").status == 401
 
 
+def limit_sessions(ask: Asking, monkeypatch: pytest.MonkeyPatch, limits: AdminLimits) -> None:
+    admin = ask.broker.server.admin
+    assert admin is not None
+    monkeypatch.setattr(admin._door.logins, "limits", limits)
+
+
 def test_nobody_ends_the_sessions_of_others_by_logging_in_often(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "SESSIONS_MAX", 4)
-    monkeypatch.setattr(logins, "SESSIONS_OF_ONE_MAX", 2)
+    limit_sessions(ask, monkeypatch, AdminLimits(sessions_max=4, sessions_per_user_max=2))
     session = in_session(ask, ask("POST", "/session", {"user": "ann", "password": "secret"}))
     key = new_key(ask.broker, "worker", "guest")
     others = [in_session(ask, ask("POST", "/session", {"key": key})) for _ in range(5)]
@@ -139,7 +144,7 @@ def test_a_session_ends_when_it_is_not_used_and_after_half_a_day(ask: Asking, mo
 
 
 def test_sessions_are_bounded_and_the_oldest_gives_way(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "SESSIONS_MAX", 2)
+    limit_sessions(ask, monkeypatch, AdminLimits(sessions_max=2))
     sessions = [in_session(ask, ask("POST", "/session", {"user": "ann", "password": "secret"})) for _ in range(3)]
     assert [each("GET", "/topics").status for each in sessions] == [401, 200, 200]
 

@@ -31,10 +31,6 @@ from penstock.net.limits import AdminLimits
 COOKIE: Final = "penstock_session"
 CSRF_HEADER: Final = "x-csrf-token"
 TOKEN_BYTES: Final = 32
-SESSIONS_MAX: Final = 1_000
-"""The session that was used longest ago gives way to a new one."""
-SESSIONS_OF_ONE_MAX: Final = 50
-"""Per user or key, so that nobody ends the sessions of others by logging in again and again."""
 KEYS_KNOWN_MAX: Final = 1_000
 """Keys whose requests do not each count as a login."""
 KEY_KNOWN_S: Final = 300.0
@@ -110,9 +106,9 @@ class Logins:
 
     def _make_room(self, name: str) -> None:
         own = [digest for digest, session in self._sessions.items() if session.login.principal.name == name]
-        if len(own) > SESSIONS_OF_ONE_MAX:
+        if len(own) > self.limits.sessions_per_user_max:
             del self._sessions[own[0]]
-        if len(self._sessions) > SESSIONS_MAX:
+        if len(self._sessions) > self.limits.sessions_max:
             self._sessions.popitem(last=False)
 
     def log_out(self, token: str) -> None:

@@ -35,6 +35,7 @@ class Felix:
         auto_create: bool = False,
         slow_subscriber: SlowPolicy = "drop",
         subscriber_lag_records_max: int = 100_000,
+        subscriptions_max: int = 4_096,
     ) -> None:
         """`required`: clients must present their tenant's token, or an API key; `api_keys` are accepted besides those of the broker.
 
@@ -51,7 +52,16 @@ class Felix:
             lag_records_max=subscriber_lag_records_max,
         )
         self.shared = Shared(
-            broker, dialect, scopes or Scopes(), auto_create, identities, feeds, count(1), self.stats, login_required
+            broker,
+            dialect,
+            scopes or Scopes(),
+            auto_create,
+            identities,
+            feeds,
+            count(1),
+            self.stats,
+            subscriptions_max,
+            login_required,
         )
 
     def __call__(self, connection: QuicConnection) -> FelixConnection:

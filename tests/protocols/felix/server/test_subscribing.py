@@ -25,7 +25,6 @@ from penstock.protocols.felix.codec.messages import (
     SubscribeCursorError,
     Subscribed,
 )
-from penstock.protocols.felix.server import subscribing
 from penstock.protocols.felix.server.events import Chunk, Form, Kind
 from penstock.protocols.felix.server.feed import CHUNKS_KEPT_BYTES_MAX, Feed, _Chunks
 from penstock.protocols.felix.session import Felix
@@ -247,15 +246,18 @@ async def test_a_peer_that_allows_no_more_streams_hears_of_it(talk: Talk, peer: 
     assert felix.stats.subscribers == 0
 
 
-async def test_a_connection_has_a_bounded_number_of_subscriptions(
-    talk: Talk, peer: Peer, felix: Felix, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subscribing, "SUBSCRIPTIONS_MAX", 3)
+async def test_a_connection_has_a_bounded_number_of_subscriptions(broker: Broker, clock: ManualClock) -> None:
+    felix = Felix(broker, clock=clock, subscriptions_max=3)
+    peer = Peer(felix)
+    talk = await peer.log_in()
     events = [await subscribed(talk, peer) for _ in range(3)]
     answer = await talk.ask(Subscribe(**DEMO, request_id="r"))
     assert isinstance(answer, Error)
     assert (answer.request_id, felix.stats.subscribers) == ("r", 3)
-    assert "as many as it may: end one" in answer.message
+    assert (
+        "3 subscriptions, which is as many as it may: end one, or raise listeners.felix.subscriptions_max"
+        in answer.message
+    )
     events[0].session.aborted(0)
     await subscribed(talk, peer)
 

@@ -28,6 +28,8 @@ class Shared:
     subscription_ids: Iterator[int]
     """Numbers for subscriptions whose clients give them none."""
     stats: FelixStats
+    subscriptions_max: int
+    """Per connection."""
     login_required: bool = False
     """Whether frames of clients that have not logged in are small."""
 

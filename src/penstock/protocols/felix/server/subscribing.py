@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
@@ -16,9 +16,6 @@ from penstock.protocols.felix.server.identities import Identity
 from penstock.protocols.felix.server.shared import Shared
 from penstock.protocols.felix.server.subscriber import Subscriber
 from penstock.protocols.felix.wire import BASE_OFFSET, EVENT_BATCH, ID_MAX, SHARED_EVENT_BATCH
-
-SUBSCRIPTIONS_MAX: Final = 4096
-"""Per connection; what deployed brokers allow. The peer's limit on streams is commonly lower."""
 
 
 class BadCursor(Exception):
@@ -74,9 +71,10 @@ class Subscriptions:
         What is committed after this returns is delivered. Raises TopicNotFound, what the access check does, LimitExceeded where there
         are too many or the peer allows no more streams, and BadCursor.
         """
-        if len(self._open) >= SUBSCRIPTIONS_MAX:
+        if len(self._open) >= self._shared.subscriptions_max:
             raise LimitExceeded(
-                f"this connection has {SUBSCRIPTIONS_MAX} subscriptions, which is as many as it may: end one"
+                f"this connection has {len(self._open)} subscriptions, which is as many as it may: end one, or raise "
+                "listeners.felix.subscriptions_max"
             )
         feed = self._shared.feeds.feed(identity, topic)
         starts = _starts(request, feed.partitions)

@@ -51,8 +51,6 @@ PUSH_BYTES_MAX: Final = 64 << 10
 FETCH_RECORDS_MAX: Final = 4096
 FETCH_BYTES_MAX: Final = 1 << 20
 """About how large the reply to one FETCH may be."""
-FETCHES_MAX: Final = 64
-"""Fetches of one reader that wait for records at once."""
 FAREWELL_S: Final = 0.1
 """Deployed clients lose the reason of a refused CONNECT READER when the end of the stream comes with it."""
 UNCONFIRMED_MAX: Final = 4096
@@ -374,8 +372,9 @@ class Reader:
             self._refuse_fetch(command, EMPTY_FETCH, held_bytes)
         elif self._stopping:
             self._refuse_fetch(command, STOPPING, held_bytes)
-        elif len(self._fetches) >= FETCHES_MAX:
-            self._refuse_fetch(command, f"{FETCHES_MAX} fetches wait for records already", held_bytes)
+        elif len(self._fetches) >= self._session.settings.fetches_max:
+            refusal = f"{len(self._fetches)} fetches wait for records already: send fewer, or raise listeners.fujin.fetches_max"
+            self._refuse_fetch(command, refusal, held_bytes)
         else:
             timer = self._session.call_later(self._session.settings.fetch_wait_s, partial(self._nothing_came, command))
             self._fetches.append(_HeldFetch(command, held_bytes, timer))

@@ -57,6 +57,8 @@ class FujinSettings(Section):
     """A client that does not answer a PING within this time is disconnected."""
     fetch_wait_s: Seconds = Field(5.0, ge=0, lt=10)
     """How long a FETCH waits for a record. Deployed clients give up after 10 s, and a later reply crashes them."""
+    fetches_max: int = Field(64, ge=1, le=4_096)
+    """Fetches of one reader that wait for records at the same time."""
     empty_fetch: Literal["auto", "batch", "error"] = "auto"
     """The reply to a FETCH without records: `batch`, an empty batch as in the contract; `error`, which deployed clients can handle; `auto`,
     as `dialect` requires."""
