@@ -18,12 +18,17 @@ CHEAP = Argon2Cost(passes=1, memory_kib=8)
 
 
 def broker_with_users(
-    engine: Engine, clock: ManualClock, *, allow_anonymous: bool = False, default_public: bool = False
+    engine: Engine,
+    clock: ManualClock,
+    *,
+    allow_anonymous: bool = False,
+    default_public: bool = False,
+    limits: BrokerLimits | None = None,
 ) -> Broker:
     settings = AccessSettings(
         allow_anonymous=allow_anonymous, default_public=default_public, password_cost=CHEAP, node="node-1"
     )
-    return Broker(engine, clock=clock, limits=BrokerLimits(), access_settings=settings)
+    return Broker(engine, clock=clock, limits=limits or BrokerLimits(), access_settings=settings)
 
 
 async def user(broker: Broker, name: str, *roles: str) -> Principal:

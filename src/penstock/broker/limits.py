@@ -188,6 +188,9 @@ class BrokerLimits(Section):
     """The longest such delay."""
     logins_in_flight_max: int = Field(1_000, ge=1)
     """Logins with a password at the same time, those that wait for their turn included."""
+    # Each takes some 30 ms of a processor by default. Attempts of one user or address wait for each other before they count here.
+    password_checks_max: int = Field(256, ge=1, le=100_000)
+    """Passwords that are checked or hashed at the same time, those that wait for a processor included. A further one is refused."""
     audit_retention_ms: DurationMs = Field(90 * 24 * 3600 * 1000, ge=60_000)
     """Audit events older than this are deleted."""
     # Segments of the trail have 8 MiB.

@@ -172,14 +172,26 @@ async def test_throttled_attempts_are_audited_by_address_whatever_names_they_try
 
 
 async def test_more_logins_at_once_than_can_be_checked_are_refused_after_a_while(
-    broker: Broker, slept: list[float], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    broker = broker_with_users(engine, clock, limits=BrokerLimits(password_checks_max=1))
+    await broker.start()
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(broker.logins, "_sleep", sleep)
     await user(broker, "ann")
-    monkeypatch.setattr(broker.users._passwords, "_waiting_max", 0)
-    with pytest.raises(LimitExceeded, match="passwords are being checked"):
-        await broker.users.authenticate("ann", "ann", HERE)
+    await user(broker, "bob")
+    first = asyncio.create_task(broker.users.authenticate("ann", "ann", HERE))
+    await asyncio.sleep(0)
+    with pytest.raises(LimitExceeded, match=r"1 passwords are being checked.*raise limits\.password_checks_max"):
+        await broker.users.authenticate("bob", "bob", THERE)
     assert slept == [HOLD_S_MAX]
     assert broker.logins.stats.throttled == 1
+    assert (await first).name == "ann"
+    await broker.close()
 
 
 async def test_who_is_known_where_it_logs_in_gets_in_while_others_guess(broker: Broker, slept: list[float]) -> None:

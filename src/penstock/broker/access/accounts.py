@@ -41,7 +41,7 @@ class Accounts:
         self.logins = Logins(Throttle(clock, limits), self.audit, limits.logins_in_flight_max)
         self.users = Users(
             self.directory,
-            Passwords(cost=settings.password_cost),
+            Passwords(cost=settings.password_cost, waiting_max=limits.password_checks_max),
             self.logins,
             clock,
             self.access,

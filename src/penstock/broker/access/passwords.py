@@ -23,8 +23,8 @@ from argon2.exceptions import InvalidHashError, VerificationError
 from penstock.errors import InvalidRequest, LimitExceeded
 
 PASSWORD_BYTES_MAX: Final = 1024
+"""More than anybody types."""
 THREADS_MAX: Final = 4
-WAITING_MAX: Final = 256
 # What `nice` would give: the scheduler lets the threads that move records go first.
 STEP_BACK: Final = 10
 
@@ -41,9 +41,7 @@ class Argon2Cost(NamedTuple):
 class Passwords:
     """Threads start with the first password, so a broker without authentication has none."""
 
-    def __init__(
-        self, *, cost: Argon2Cost | None = None, threads: int | None = None, waiting_max: int = WAITING_MAX
-    ) -> None:
+    def __init__(self, *, cost: Argon2Cost | None = None, threads: int | None = None, waiting_max: int = 256) -> None:
         passes, memory_kib = cost or Argon2Cost()
         self._hasher = PasswordHasher(time_cost=passes, memory_cost=memory_kib, parallelism=1)
         # Any password is wrong for it: nobody knows one whose hash this is.
@@ -74,7 +72,8 @@ class Passwords:
     async def _run(self, work: Callable[[], _Result]) -> _Result:
         if self._waiting >= self._waiting_max:
             raise LimitExceeded(
-                f"{self._waiting} passwords are being checked, the most at a time: try again in a moment"
+                f"{self._waiting} passwords are being checked, the most at a time: try again in a moment, or raise "
+                "limits.password_checks_max"
             )
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "penstock passwords", _step_back)
