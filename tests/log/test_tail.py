@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import tracemalloc
 
 from penstock.log.block import Block, BlockHeader, encode_block
@@ -141,6 +142,16 @@ def test_blocks_of_one_small_record_count_for_what_they_take() -> None:
         tracemalloc.stop()
     assert len(blocks) == count
     assert taken_bytes <= budget.bytes_used <= 2 * taken_bytes
+
+
+def test_blocks_that_nobody_reads_give_the_garbage_collector_nothing_to_look_at() -> None:
+    tail = Tail(TailBudget(1 << 30), bytes_max=1 << 30)
+    gc.collect()
+    before = len(gc.get_objects())
+    for offset in range(1000):
+        add(tail, offset, b"x" * 100)
+    assert len(gc.get_objects()) - before < 100
+    assert offsets(tail.blocks_from(998, 1 << 20)) == [998, 999]
 
 
 def decoded(*block_offsets: int) -> list[Block]:

@@ -57,15 +57,16 @@ class TailBudget:
 class Tail:
     """The last blocks of one partition, without a gap between them and the committed end."""
 
-    __slots__ = ("_blocks", "_budget", "_bytes", "_bytes_max", "_offsets")
+    __slots__ = ("_blocks", "_budget", "_bytes", "_bytes_max", "_costs", "_offsets")
 
     def __init__(self, budget: TailBudget, bytes_max: int) -> None:
         self._budget = budget
         self._bytes_max = bytes_max
         self._bytes = 0
         self._offsets: list[int] = []
-        self._blocks: list[tuple[BlockHeader, bytes] | Block] = []
-        """Decoded by the first reader that wants one."""
+        self._costs: list[int] = []
+        self._blocks: list[bytes | Block] = []
+        """Decoded by the first reader that wants one. Until then they are bytes, which the garbage collector need not look at."""
 
     @property
     def start_offset(self) -> int | None:
@@ -73,12 +74,16 @@ class Tail:
 
     @property
     def next_offset(self) -> int | None:
-        return _header(self._blocks[-1]).next_offset if self._blocks else None
+        if not self._blocks:
+            return None
+        last = self._blocks[-1]
+        return (last if isinstance(last, Block) else BlockHeader(last)).next_offset
 
     def add(self, header: BlockHeader, data: bytes) -> None:
-        self._blocks.append((header, data))
+        self._blocks.append(data)
         self._offsets.append(header.base_offset)
-        cost_bytes = _cost(header)
+        cost_bytes = header.decoded_bytes + _RECORD_BYTES * header.count + _BLOCK_BYTES  # as `_cost` says
+        self._costs.append(cost_bytes)
         if self._bytes + cost_bytes <= self._bytes_max:
             self._bytes += cost_bytes
             self._budget.changed(self, cost_bytes)
@@ -89,7 +94,9 @@ class Tail:
         """Add blocks that are decoded already."""
         self._blocks += blocks
         self._offsets += [block.base_offset for block in blocks]
-        self._grown(sum(map(_cost, blocks)))
+        costs = [_cost(block) for block in blocks]
+        self._costs += costs
+        self._grown(sum(costs))
 
     def _grown(self, by_bytes: int) -> None:
         before = self._bytes
@@ -98,9 +105,9 @@ class Tail:
             kept_bytes_max = self._bytes_max - self._bytes_max // _CUT_SHARE
             cut = 0
             while self._bytes > kept_bytes_max and cut < len(self._blocks) - 1:
-                self._bytes -= _cost(_header(self._blocks[cut]))
+                self._bytes -= self._costs[cut]
                 cut += 1
-            del self._offsets[:cut], self._blocks[:cut]
+            del self._offsets[:cut], self._costs[:cut], self._blocks[:cut]
         self._budget.changed(self, self._bytes - before)
 
     def blocks_from(self, offset: int, max_bytes: int) -> list[Block] | None:
@@ -112,14 +119,15 @@ class Tail:
         size = 0
         for index in range(at, len(self._blocks)):
             block = self._blocks[index]
-            header = _header(block)
-            if header.next_offset <= offset:
+            if not isinstance(block, Block):
+                if found and size + len(block) > max_bytes:
+                    break  # it has at least as many bytes once it is decoded
+                block = self._blocks[index] = Block(block)
+            if block.next_offset <= offset:
                 continue  # where compaction left a gap, the one before it does not hold the offset
-            size += header.decoded_bytes
+            size += block.decoded_bytes
             if found and size > max_bytes:
                 break
-            if not isinstance(block, Block):
-                block = self._blocks[index] = Block(block[1])
             found.append(block)
         return found
 
@@ -128,6 +136,7 @@ class Tail:
         freed = self._bytes
         self._bytes = 0
         self._offsets.clear()
+        self._costs.clear()
         self._blocks.clear()
         return freed
 
@@ -167,10 +176,6 @@ class RecentReads:
         for run in self._runs:
             self._budget.drop(run)
         self._runs.clear()
-
-
-def _header(block: tuple[BlockHeader, bytes] | Block) -> BlockHeader:
-    return block if isinstance(block, Block) else block[0]
 
 
 def _cost(header: BlockHeader) -> int:
