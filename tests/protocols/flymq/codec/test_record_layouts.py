@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocols.flymq.codec.record_layouts import (
+    PACKED_ROWS_MAX,
     VECTOR_ROWS_MIN,
     RawCells,
     Rows,
@@ -53,6 +54,12 @@ def test_parts_of_blocks_are_encoded_as_the_operation_declares(parts: list[list[
     assert encode_fetched_records([part_of(part) for part in parts], next_offset) == declared(
         [row for part in parts for row in part], next_offset
     )
+
+
+@pytest.mark.parametrize("count", [PACKED_ROWS_MAX, PACKED_ROWS_MAX + 1])
+def test_a_part_of_any_length_is_encoded_as_the_operation_declares(count: int) -> None:
+    rows: list[Row] = [(7 + row, 1_800_000_000_000 + row, None, b"%d" % row, None) for row in range(count)]
+    assert encode_fetched_records([part_of(rows)], 7 + count) == declared(rows, 7 + count)
 
 
 @given(rows, st.integers(0, 300))
