@@ -46,10 +46,12 @@ class UniformCells(Sequence[bytes]):
     def cut(self, bounds: Sequence[int]) -> list[UniformCells]:
         """Return the cells from each of these rows to the next."""
         size, data = self.cell_bytes, self.data
-        return [
-            UniformCells(size, stop - start, data[start * size : stop * size])
-            for start, stop in itertools.pairwise(bounds)
-        ]
+        pieces: list[UniformCells] = []
+        for start, stop in itertools.pairwise(bounds):
+            piece = UniformCells.__new__(UniformCells)  # as `__init__` does, without a call for each
+            piece.cell_bytes, piece.rows, piece.data = size, stop - start, data[start * size : stop * size]
+            pieces.append(piece)
+        return pieces
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

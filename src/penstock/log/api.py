@@ -112,7 +112,7 @@ class Batch:
         self.keys = keys
         self.headers = headers
         self.expiries = expiries
-        self.count = len(values)
+        self.count = values.rows if type(values) is UniformCells else len(values)
         if size_bytes is None:
             if type(values) is UniformCells:
                 size_bytes = len(values.data)

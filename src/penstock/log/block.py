@@ -75,6 +75,7 @@ BODY_BYTES_MAX: Final = 80 << 20
 # Below this a compressed frame is rarely smaller than what it replaces.
 COMPRESS_BYTES_MIN: Final = 256
 _ZSTD_LEVEL: Final = 1
+_LENGTH: Final = struct.Struct("<i")
 _FEW_LENGTHS: Final = [struct.Struct(f"<{count}i") for count in range(33)]
 """Up to this many lengths, packing them is faster than making an array."""
 
@@ -174,24 +175,25 @@ def encode_block(
 
 
 def encode_plain_block(
-    base_offset: int, timestamp_ms: int, values: Cells, *, seal: int, commit: int
+    base_offset: int, timestamp_ms: int, values: Cells, seal: int, commit: int
 ) -> tuple[BlockHeader, bytes]:
     """Encode a block of values alone, uncompressed, as most are: the bytes of `encode_block` and their header, without parsing it."""
     lengths, data = _encode_cells(values)
-    stored_bytes = len(lengths) + len(data)
+    lengths_bytes, value_bytes = len(lengths), len(data)
+    stored_bytes = lengths_bytes + value_bytes
     if stored_bytes > BODY_BYTES_MAX:
         raise CorruptBlock(f"a block holds at most {BODY_BYTES_MAX} bytes, and these are {stored_bytes}")
     header = BlockHeader.__new__(BlockHeader)
     header.seal, header.codec, header.flags = seal, CODEC_NONE, commit
-    header.count = count = len(values)
+    header.count = count = lengths_bytes // _LENGTH.size
     header.stored_bytes = header.raw_bytes = stored_bytes
     header.size_bytes = header.decoded_bytes = HEADER_BYTES + stored_bytes
     header.base_offset, header.next_offset = base_offset, base_offset + count
     header.first_timestamp_ms = header.last_timestamp_ms = timestamp_ms
     header.key_bytes = header.header_bytes = 0
-    header.value_bytes = len(data)
+    header.value_bytes = value_bytes
     rest = _REST.pack(
-        CODEC_NONE, commit, stored_bytes, stored_bytes, count, base_offset, count - 1, 0, timestamp_ms, timestamp_ms, 0, len(data)
+        CODEC_NONE, commit, stored_bytes, stored_bytes, count, base_offset, count - 1, 0, timestamp_ms, timestamp_ms, 0, value_bytes
     )  # fmt: skip
     header.checksum = checksum = google_crc32c.extend(google_crc32c.extend(google_crc32c.value(rest), lengths), data)
     return header, b"".join((_START.pack(MAGIC, checksum, seal), rest, lengths, data))
@@ -303,9 +305,9 @@ def _assemble(
 
 
 def _encode_cells(cells: Cells) -> tuple[bytes, bytes]:
-    count = len(cells)
     if type(cells) is UniformCells:  # quicker than `isinstance`, which asks what a sequence is
-        return struct.pack("<i", cells.cell_bytes) * count, cells.data
+        return _LENGTH.pack(cells.cell_bytes) * cells.rows, cells.data
+    count = len(cells)
     try:
         if count < len(_FEW_LENGTHS):
             return _FEW_LENGTHS[count].pack(*map(len, cells)), b"".join(cells)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from penstock.broker.records.keys import Partitions, partition_by_key, round_rob
 from penstock.broker.records.spreading import ALL_ROWS, Lane, OnPlaced, Placement, Run, Scattered
 from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, RecordTooLarge
 from penstock.log.api import Appended, Batch, Engine, TopicInfo
+from penstock.namedtuples import made
 
 ANY_PARTITION: Final = -1
 
@@ -138,14 +139,16 @@ class Producer:
         """
         info = self._engine.topic(topic)
         keys, count, size_bytes, limits = batch.keys, batch.count, batch.size_bytes, self._limits
-        for column in (keys, batch.headers, batch.expiries):
-            if column is not None and len(column) != count:
-                raise InvalidRequest(f"{count} values came with {len(column)} keys, headers or expiries: send as many")
+        if keys is not None or batch.headers is not None or batch.expiries is not None:
+            _check_lengths(batch)
         if not isinstance(partition, int) and len(partition) != count:
             raise InvalidRequest(f"{count} values came with {len(partition)} partitions: send as many")
         if not count:
             raise InvalidRequest("no records to write: send at least one")
-        lowest, highest = (partition, partition) if isinstance(partition, int) else (min(partition), max(partition))
+        if isinstance(partition, int):
+            lowest = highest = partition
+        else:
+            lowest, highest = min(partition), max(partition)
         if (
             (info.config.cleanup == "compact" and (keys is None or None in keys))
             or lowest < ANY_PARTITION
@@ -190,7 +193,9 @@ class Producer:
             self._append(topic, index, batch, done)
 
     def _append(self, topic: str, index: int, batch: Batch, done: OnPlaced) -> None:
-        self._engine.partition(topic, index).append(batch, lambda result: done([Placement(index, ALL_ROWS, result)]))
+        self._engine.partition(topic, index).append(
+            batch, lambda result: done([made(Placement, (index, ALL_ROWS, result))])
+        )
 
     def _spread(self, topic: str, batch: Batch, partitions: Partitions, done: OnPlaced) -> None:
         lane = self._lanes.get(topic)
@@ -238,6 +243,14 @@ def _choose(keys: Sequence[bytes | None] | None, count: int, turn: int, partitio
 
 
 # --- rows that are refused ---
+
+
+def _check_lengths(batch: Batch) -> None:
+    for column in (batch.keys, batch.headers, batch.expiries):
+        if column is not None and len(column) != batch.count:
+            raise InvalidRequest(
+                f"{batch.count} values came with {len(column)} keys, headers or expiries: send as many"
+            )
 
 
 def _longest(keys: Sequence[bytes | None]) -> int:

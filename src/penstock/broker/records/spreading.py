@@ -140,7 +140,8 @@ class _Group:
         self._runs = runs
         self._on_disk = on_disk
         self._partitions = runs[0].partitions if len(runs) == 1 else np.concatenate([run.partitions for run in runs])
-        self._order = np.argsort(self._partitions, kind="stable")
+        # Numbers of two bytes are sorted by counting them, not by comparing.
+        self._order = np.argsort(self._partitions.astype(np.uint16), kind="stable")
         counts = np.bincount(self._partitions)
         self._present = np.flatnonzero(counts)
         self._counts = counts[self._present]

@@ -128,13 +128,13 @@ class Committer:
         self._gathered[partition] = None
         if not relaxed:
             self._awaited = True
-        self._schedule_commit()
+        if not (self._under_way or self._scheduled):
+            self._schedule_commit()
 
     def _schedule_commit(self) -> None:
-        if not self._under_way and not self._scheduled:
-            # At the end of this turn of the loop, so that everything the turn brings goes together.
-            self._scheduled = True
-            self._loop.call_soon(self._start_commit)
+        """Commit at the end of this turn of the loop, so that everything the turn brings goes together."""
+        self._scheduled = True
+        self._loop.call_soon(self._start_commit)
 
     def _start_commit(self) -> None:
         may_write_here = self._scheduled and self._awaited
@@ -218,16 +218,18 @@ class Committer:
     def _committed(self, parts: list[PartitionCommit], seconds: float) -> None:
         self._under_way = self._carries_late = False
         stats = self._stats
-        records = 0
+        records = size_bytes = 0
+        grown: list[EmbeddedPartition] = []
         for part in parts:
-            part.partition.apply(part)
-            if part.written and part.error is None:
+            if part.partition.apply(part):
+                grown.append(part.partition)
                 records += part.next_offset - part.base_offset
-                stats.appended_bytes += len(part.data)
+                size_bytes += part.end - part.start
             if part.error is not None or part.refused:
                 stats.commit_errors += 1
         stats.commits += 1
         stats.appended_records += records
+        stats.appended_bytes += size_bytes
         stats.commit_records.observe(records)
         stats.flush_seconds.observe(seconds)
         if self._late_being_written:
@@ -239,9 +241,8 @@ class Committer:
             self._idle.set()
         for part in parts:
             part.answer()
-        for part in parts:
-            if part.written and part.error is None:
-                part.partition.watchers.notify()
+        for partition in grown:
+            partition.watchers.notify()
 
     def gather_late(self, whole: AtomicAppend, partition: EmbeddedPartition, batch: LateBatch) -> bool:
         """Have the next commit write a late part to the journal only, if that may be. In a compacted topic only the last record of a key
@@ -276,7 +277,8 @@ class Committer:
             return []
         written: asyncio.Future[list[EmbeddedPartition]] = self._loop.create_future()
         self._late_awaited.append(written)
-        self._schedule_commit()
+        if not (self._under_way or self._scheduled):
+            self._schedule_commit()
         return await shield(written)
 
     def _tell_late_written(self, parts: list[PartitionCommit]) -> None:

@@ -76,16 +76,14 @@ class Disk:
 
     # -- built on them ---------------------------------------------------------------------------------------------------
 
-    def write_all(self, fd: int, data: bytes, position: int) -> None:
-        written = self.pwrite(fd, data, position)
-        if written == len(data):
-            return
+    def write_all(self, fd: int, data: bytes | memoryview, position: int) -> None:
         rest = memoryview(data)
-        while written < len(data):
-            step = self.pwrite(fd, rest[written:], position + written)
-            if step == 0:
+        while rest:
+            written = self.pwrite(fd, rest, position)
+            if written == 0:
                 raise OSError(errno.EIO, "a write made no progress")
-            written += step
+            rest = rest[written:]
+            position += written
 
     def open_append(self, path: Path, *, create: bool) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
@@ -226,7 +224,9 @@ class AppendFile:
         end = begin + len(data)
         if is_flushed and end > self._zeroed_to and len(data) <= EASED_WRITE_BYTES_MAX:
             self._ease_flush()
-        self._disk.write_all(self.fd if self.fd >= 0 else self.open(), data, begin)
+        fd = self.fd if self.fd >= 0 else self.open()
+        if (written := self._disk.pwrite(fd, data, begin)) < len(data):
+            self._disk.write_all(fd, memoryview(data)[written:], begin + written)
         self.end = end
         if end > self._reserved_to:
             self._reserved_to = end

@@ -69,16 +69,18 @@ class SegmentIndex:
 
     def add(self, header: BlockHeader, position: int) -> None:
         """Take note of the block at `position`, the next one of the log."""
-        if not self._positions:
-            self.first_timestamp_ms = header.first_timestamp_ms
-            self.first_checksum = header.checksum
-        if not self._positions or position - self._positions[-1] >= STEP_BYTES:
+        positions = self._positions
+        if not positions or position - positions[-1] >= STEP_BYTES:
+            if not positions:
+                self.first_timestamp_ms = header.first_timestamp_ms
+                self.first_checksum = header.checksum
             self._offsets.append(header.base_offset)
             self._timestamps.append(header.first_timestamp_ms)
             # Last, because readers in other threads take its length as the number of whole entries.
-            self._positions.append(position)
+            positions.append(position)
         self.blocks += 1
-        self.expires = self.expires or bool(header.flags & EXPIRIES)
+        if header.flags & EXPIRIES:
+            self.expires = True
         self.covers = position + header.size_bytes
         self.next_offset = header.next_offset
         self.last_timestamp_ms = header.last_timestamp_ms

@@ -82,15 +82,12 @@ class JournalRecord:
     __slots__ = ("_checksum", "_data", "_head", "size_bytes")
 
     def __init__(self, entries: Sequence[JournalEntry]) -> None:
-        places: list[bytes] = []
-        data: list[bytes] = []
-        data_bytes = 0
-        for topic_id, partition, segment_base, position, cells, _ in entries:
-            size_bytes = len(cells)
-            places.append(_ENTRY.pack(topic_id, partition, segment_base, position, size_bytes))
-            data.append(cells)
-            data_bytes += size_bytes
-        count = len(places)
+        data = [entry.data for entry in entries]
+        places = [
+            _ENTRY.pack(topic_id, partition, segment_base, position, len(cells))
+            for topic_id, partition, segment_base, position, cells, _ in entries
+        ]
+        count, data_bytes = len(places), sum(map(len, data))
         sizes = _REST_HEAD.pack(4 + _ENTRY.size * count + data_bytes, count)
         self.size_bytes = _SEALED_HEAD.size + _REST_HEAD.size + _ENTRY.size * count + data_bytes
         if data_bytes < COMBINED_BYTES_MIN:

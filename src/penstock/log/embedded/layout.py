@@ -14,7 +14,7 @@ import structlog
 
 from penstock.columns import are_uniform, joined
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, OnAppended, PlacedBatch
+from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, PlacedBatch
 from penstock.log.block import (
     BEGINS,
     ENDS,
@@ -30,6 +30,7 @@ from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.atomic import Waiting
 from penstock.log.embedded.journal import JournalEntry
 from penstock.log.embedded.segment import Segment
+from penstock.namedtuples import made
 
 if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
@@ -149,24 +150,33 @@ class PartitionCommit:
         self.timestamp_ms = max(now_ms, segment.index.last_timestamp_ms)
         offset, salt = segment.index.next_offset, segment.salt
         position = self.start = file.end
-        first = self.appends[0].batch
-        if len(self.appends) == 1 and type(first) is Batch and self.size_bytes <= block_bytes_target:
-            pieces: list[Batch | Block] = [first]
+        appends = self.appends
+        first = appends[0].batch
+        if len(appends) == 1 and type(first) is Batch and self.size_bytes <= block_bytes_target:
+            # Most commits: one block for one append.
+            header, self.data = block = self._encode(first, offset, seal_at(salt, position), BEGINS | ENDS)
+            self.blocks = [block]
+            self.base_offset, self.next_offset = offset, header.next_offset
+            self.end = position + header.size_bytes
         else:
-            pieces = self._pieces(block_bytes_target)
+            self._lay_out_pieces(self._pieces(block_bytes_target), offset, salt)
+        if self.atomic:
+            self._note_places()
+        file.reserve(self.end - position)
+
+    def _lay_out_pieces(self, pieces: Sequence[Batch | Block], offset: int, salt: int) -> None:
+        """Build a block of each piece."""
+        position = self.start
         self.blocks = []
         for number, piece in enumerate(pieces, 1):
             commit = BEGINS * (number == 1) | ENDS * (number == len(pieces))
-            header, block = self._encode(piece, offset, seal_at(salt, position), commit)
-            self.blocks.append((header, block))
+            header, data = self._encode(piece, offset, seal_at(salt, position), commit)
+            self.blocks.append((header, data))
             offset = header.next_offset
             position += header.size_bytes
         self.base_offset, self.next_offset = self.blocks[0][0].base_offset, offset
         self.end = position
-        self.data = self.blocks[0][1] if len(self.blocks) == 1 else b"".join([block for _, block in self.blocks])
-        if self.atomic:
-            self._note_places()
-        file.reserve(len(self.data))
+        self.data = b"".join([data for _, data in self.blocks])
 
     def _note_places(self) -> None:
         offset = self.base_offset
@@ -195,13 +205,18 @@ class PartitionCommit:
 
     def _encode(self, piece: Batch | Block, offset: int, seal: int, commit: int) -> tuple[BlockHeader, bytes]:
         compress = self.partition.config.compression == "zstd"
+        if (
+            type(piece) is Batch
+            and piece.keys is None
+            and piece.headers is None
+            and piece.expiries is None
+            and not compress
+        ):
+            return encode_plain_block(offset, self.timestamp_ms, piece.values, seal, commit)
         if isinstance(piece, Block):
             data = place_block(piece, offset, self.timestamp_ms, compress=compress, seal=seal, commit=commit)
             return BlockHeader(data), data
         placed = piece if isinstance(piece, PlacedBatch) else None
-        is_plain = placed is None and piece.keys is None and piece.headers is None and piece.expiries is None
-        if is_plain and not compress:
-            return encode_plain_block(offset, self.timestamp_ms, piece.values, seal=seal, commit=commit)
         data = encode_block(
             offset if placed is None else placed.offsets[0],
             self.timestamp_ms,
@@ -219,10 +234,12 @@ class PartitionCommit:
 
     def journal_entry(self) -> JournalEntry:
         """What the journal records of it, once it is laid out."""
-        partition = self.partition
-        checksum = None if len(self.data) < COMBINED_BYTES_MIN else self._checksum()
-        return JournalEntry(
-            partition.topic_id, partition.index, partition.writer.segment.base_offset, self.start, self.data, checksum
+        partition, data = self.partition, self.data
+        checksum = None if len(data) < COMBINED_BYTES_MIN else self._checksum()
+        assert self.segment is not None
+        return made(
+            JournalEntry,
+            (partition.topic_id, partition.index, self.segment.base_offset, self.start, data, checksum),
         )
 
     def _checksum(self) -> int | None:
@@ -236,25 +253,26 @@ class PartitionCommit:
 
     def add_to_index(self) -> None:
         """After the data is written."""
-        index, position = self.partition.writer.segment.index, self.start
+        position = self.start
+        assert self.segment is not None
         for header, _ in self.blocks:
-            index.add(header, position)
+            self.segment.index.add(header, position)
             position += header.size_bytes
         self.written = True
 
     def answer(self) -> None:
         """Tell every append how it went; on the loop."""
-        answers: list[tuple[OnAppended, Appended | PenstockError]] = []
-        offset = self.base_offset
+        offset, timestamp_ms, error = self.base_offset, self.timestamp_ms, self.error
         for batch, done, _ in self.appends:
-            answers.append((done, self.error or Appended(offset, self.timestamp_ms)))
+            try:
+                done(error or made(Appended, (offset, timestamp_ms)))
+            except Exception:  # a bug in one session must not leave the others of this commit unanswered
+                log.exception("append_callback_failed", partition=str(self.partition))
             offset += batch.count
         for append, refusal in self.refused:
-            answers.append((append.done, refusal))
-        for done, answer in answers:
             try:
-                done(answer)
-            except Exception:  # a bug in one session must not leave the others of this commit unanswered
+                append.done(refusal)
+            except Exception:
                 log.exception("append_callback_failed", partition=str(self.partition))
 
 

@@ -38,6 +38,7 @@ from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.failed_partitions import FailedPartitions
 from penstock.log.tail import RecentReads, Tail
 from penstock.log.watchers import Watchers
+from penstock.namedtuples import made
 
 if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
@@ -163,7 +164,7 @@ class EmbeddedPartition(Partition):
             return
         _ = batch.size_bytes  # what has none is a bug of the caller, and must not reach the others
         self._committer.submit(self, relaxed)
-        self._waiting.append(Waiting(batch, done, None))
+        self._waiting.append(made(Waiting, (batch, done, None)))
 
     def append_part(self, part: Waiting) -> None:
         """Append a part of an atomic append, all partitions of which took appends a moment ago. If this one has failed since, which another
@@ -230,20 +231,22 @@ class EmbeddedPartition(Partition):
         self.writer.segment.index.next_offset = offset
         self._committer.roll(self, self.writer.created_ms)
 
-    def apply(self, part: PartitionCommit) -> None:
-        """A commit is over: make what it wrote readable."""
+    def apply(self, part: PartitionCommit) -> bool:
+        """A commit is over: make what it wrote readable. False if there is nothing."""
         segment = part.segment
         if segment is None:
-            return
+            return False
         if segment is not self.segments[-1]:
             self.begin_segment(segment)
         if part.error is not None or not part.written:
-            return
-        self.size_bytes += part.end - segment.end
-        segment.end = part.end
+            return False
+        end = part.end
+        self.size_bytes += end - segment.end
+        segment.end = end
         self.committed_end = part.next_offset
         for header, data in part.blocks:
             self.tail.add(header, data)
+        return True
 
     def begin_segment(self, segment: Segment) -> None:
         """Commits go to this segment from now on. Called after a roll, or by the first commit that wrote to it."""
