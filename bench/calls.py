@@ -1,7 +1,8 @@
 """`python -m bench.calls`: how long the path of one request is, in calls and files of the broker.
 
-Counted are the broker's own functions ("Python"), and the functions in C that they call ("C"): those of the interpreter, of `struct`, of
-sockets and of the QUIC library, but neither classes nor the event loop's own methods. Counts are of one request on a warm connection, with
+Counted are the broker's own functions ("Python"), with those that are generated for its dataclasses and named tuples, and the functions in
+C that they call ("C"): those of the interpreter, of `struct`, of sockets and of the QUIC library, but neither classes nor the event loop's
+own methods. Counts are of one request on a warm connection, with
 flushes so quick that the event loop makes them; the smallest of several, as a timer that fires in between only adds. What the client
 does is not counted. `--trace NAME` prints the calls of one request, in order.
 """
@@ -34,6 +35,8 @@ QUIET_S: Final = 0.06
 PACKAGE: Final = f"{Path(penstock.__file__).parent}/"
 NOT_COUNTED: Final = ("net/deadlines.py", "background.py", "admin/", "testing/")
 """What runs by the clock and not for a request, and the disk of tests, which stands before the real one."""
+GENERATED: Final = "<string>"
+"""The file of functions that dataclasses and named tuples generate: they count for the function that calls them."""
 LOOP_THREAD: Final = "penstock broker"
 CLIENT_THREADS: Final = "penstock client"
 PASS: Final = ("quic/connection.py", "Connection.run")
@@ -77,6 +80,8 @@ class Recorder:
         if not self._on or event not in ("call", "c_call"):
             return
         code = frame.f_code
+        if code.co_filename == GENERATED and frame.f_back is not None:
+            code = frame.f_back.f_code
         if not code.co_filename.startswith(PACKAGE):
             return
         file = code.co_filename[len(PACKAGE) :]

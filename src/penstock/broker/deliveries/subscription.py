@@ -39,6 +39,7 @@ from penstock.broker.deliveries.stored import StoredCursor, StoredSubscription, 
 from penstock.broker.deliveries.tags import Tags
 from penstock.broker.records.visibility import is_visible
 from penstock.log.api import Partition
+from penstock.namedtuples import made
 from penstock.record_headers import decode_headers, encode_headers
 
 AT_MOST_ONCE: Final = 0
@@ -464,9 +465,9 @@ class Subscription:
             tag = self._tags.tag(index, offset - cursor.start)
             if self.qos == ALWAYS_AT_LEAST_ONCE or (self.qos and (headers is None or _qos_of(headers))):
                 self._deliver(tag, 1, now_ms, now_ms)
-                return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers)
+                return made(Delivery, (tag, AT_LEAST_ONCE, index, offset, value, headers, 1))
             if offset >= cursor.qos0_from:
-                return Delivery(tag, AT_MOST_ONCE, index, offset, value, headers)
+                return made(Delivery, (tag, AT_MOST_ONCE, index, offset, value, headers, 1))
 
     def _take_again(self, now_ms: int) -> Delivery | NotInMemory | None:
         """The first that waits; None if it is settled, expired or gone."""

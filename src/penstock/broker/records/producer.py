@@ -102,7 +102,7 @@ class Producer:
             partitions = [partition] * batch.count
         else:
             partitions = self._route(info, partition, batch).tolist() if batch.count else []
-        return Accepted(info, batch, partitions, faults)
+        return made(Accepted, (info, batch, partitions, faults))
 
     def place(self, topic: str, partition: int | Sequence[int], batch: Batch) -> Placed:
         """Do as `select`, but raise the first fault: all records are one unit."""

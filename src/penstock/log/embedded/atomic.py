@@ -21,6 +21,7 @@ from penstock.log.api import (
     OnAppended,
     Partition,
 )
+from penstock.namedtuples import made
 
 if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
@@ -108,4 +109,4 @@ def start_atomic(
     for partition, batch in ours:
         if not (type(batch) is LateBatch and committer.gather_late(whole, partition, batch)):
             whole.left += 1
-            partition.append_part(Waiting(batch, whole.part_done, whole))
+            partition.append_part(made(Waiting, (batch, whole.part_done, whole)))

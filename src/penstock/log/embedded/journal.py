@@ -29,6 +29,7 @@ import google_crc32c
 from penstock.log.block import seal_at
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.disk import AppendFile, Disk
+from penstock.namedtuples import made
 
 JOURNAL_SUFFIX: Final = ".journal"
 _FILE_MAGIC: Final = b"PnJ3"
@@ -73,7 +74,7 @@ class JournalEntry(NamedTuple):
 def late_entry(topic_id: bytes, partition: int, next_offset: int, key: bytes, value: bytes) -> JournalEntry:
     """Return the entry of a late record that comes before `next_offset`."""
     data = b"".join((_KEY_BYTES.pack(len(key)), key, value))
-    return JournalEntry(topic_id, partition, _LATE, next_offset, data)
+    return made(JournalEntry, (topic_id, partition, _LATE, next_offset, data, None))
 
 
 class JournalRecord:

@@ -182,7 +182,7 @@ class PartitionCommit:
         offset = self.base_offset
         for append in self.appends:
             if append.whole is not None:
-                append.whole.places[self.partition] = Appended(offset, self.timestamp_ms)
+                append.whole.places[self.partition] = made(Appended, (offset, self.timestamp_ms))
             offset += append.batch.count
 
     def _pieces(self, block_bytes_target: int) -> list[Batch | Block]:

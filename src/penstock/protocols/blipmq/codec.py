@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.errors import InvalidRequest, ProtocolViolation
+from penstock.namedtuples import made
 from penstock.protocols.blipmq.wire import (
     HEAD,
     HEAD_BYTES,
@@ -129,7 +130,8 @@ class Decoder(BufferingDecoder[Message]):
                 run = self._publish(data, position, frame_end, correlation_id)
                 if run is not None:
                     run_end = self._extend(run, data, position, frame_end)
-                    messages.append(run._replace(size_bytes=run_end - position))
+                    qos, topic, correlation_ids, values, _ = run
+                    messages.append(made(PublishRun, (qos, topic, correlation_ids, values, run_end - position)))
                     messages_left -= 1
                     position = run_end
                     continue
@@ -141,7 +143,7 @@ class Decoder(BufferingDecoder[Message]):
                 continue
             elif kind not in _TYPES:
                 raise ProtocolViolation(f"unknown frame type {kind:#04x}")
-            messages.append(Frame(kind, correlation_id, data[position + HEAD_BYTES : frame_end]))
+            messages.append(made(Frame, (kind, correlation_id, data[position + HEAD_BYTES : frame_end])))
             messages_left -= 1
             position = frame_end
         self._buffer.needed_bytes = LENGTH_BYTES
@@ -153,7 +155,9 @@ class Decoder(BufferingDecoder[Message]):
         if found is None:
             return None
         qos, topic, value = found
-        return PublishRun(qos, topic, [correlation_id], [value], 0) if topic and qos <= QOS_MAX else None
+        if not topic or qos > QOS_MAX:
+            return None
+        return made(PublishRun, (qos, topic, [correlation_id], [value], 0))
 
     def _extend(self, run: PublishRun, data: bytes, first: int, position: int) -> int:
         """Take the frames that follow and are like the first; returns where the run ends."""
@@ -188,7 +192,7 @@ def _id_run(data: bytes, position: int, frames_max: int) -> IdRun:
         if other_id != subscription_id or other_kind != kind or other_length != length:
             break
         correlation_ids.append(correlation_id)
-    return IdRun(kind, subscription_id, correlation_ids)
+    return made(IdRun, (kind, subscription_id, correlation_ids))
 
 
 # -- payloads -------------------------------------------------------------------------------------------------------------

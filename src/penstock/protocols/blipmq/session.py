@@ -14,7 +14,6 @@ Bad framing ends the conversation; everything else is answered with a NACK and c
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,7 +68,7 @@ class WritesInFlight:
     """By topic, runs of publishes that are not committed yet, and who waits for the next that is."""
 
     def __init__(self) -> None:
-        self._runs: Counter[str] = Counter()
+        self._runs: dict[str, int] = {}
         self._settled: dict[str, asyncio.Future[None]] = {}
 
     def __contains__(self, topic: str) -> bool:
@@ -79,12 +78,12 @@ class WritesInFlight:
         return len(self._runs)
 
     def add(self, topic: str) -> None:
-        self._runs[topic] += 1
+        self._runs[topic] = self._runs.get(topic, 0) + 1
 
     def remove(self, topic: str) -> None:
-        self._runs[topic] -= 1
-        if not self._runs[topic]:
-            del self._runs[topic]
+        left = self._runs.pop(topic) - 1
+        if left:
+            self._runs[topic] = left
         settled = self._settled.pop(topic, None)
         if settled is not None:
             settled.set_result(None)

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from penstock.errors import ProtocolViolation
+from penstock.namedtuples import made
 from penstock.protocols.felix.codec import binary
 from penstock.protocols.felix.codec.binary import Events, PublishAck
 from penstock.protocols.felix.codec.messages import (
@@ -111,7 +112,7 @@ class FrameDecoder(BufferingDecoder[Frame]):
             if frame_end > end:
                 self._buffer.needed_bytes = frame_end - position
                 break
-            messages.append(Frame(flags, data[position + HEADER_BYTES : frame_end]))
+            messages.append(made(Frame, (flags, data[position + HEADER_BYTES : frame_end])))
             position = frame_end
         return position
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
+from penstock.namedtuples import made
 from penstock.protocols.bytes import U16, U32
 from penstock.protocols.fujin.codec.messages import (
     BadCommand,
@@ -376,7 +377,7 @@ class Decoder:
             return body_end
         last = commands[-1] if commands else None
         if not isinstance(last, WriteRun) or last.topic != topic or last.size_bytes > RUN_BYTES_MAX:
-            last = WriteRun(topic, [], [], None, 0)
+            last = made(WriteRun, (topic, [], [], None, 0))
             commands.append(last)
         last.correlation_ids.append(correlation_id)
         last.values.append(data[body_at:body_end])
@@ -391,7 +392,8 @@ class Decoder:
             run_end = self._extend(
                 last, data, data[at + 5 : position if form is WriteForm.TABLE else topic_end], body_end
             )
-        commands[-1] = last._replace(size_bytes=last.size_bytes + run_end - at)
+        topic, correlation_ids, values, column, size_bytes = last
+        commands[-1] = made(WriteRun, (topic, correlation_ids, values, column, size_bytes + run_end - at))
         return run_end
 
     def _extend(self, run: WriteRun, data: bytes, prefix: bytes, position: int) -> int:
