@@ -10,7 +10,7 @@ from bench.calls import ROUNDS_MAX, Counts, Recorder, Requests, counts_of, reque
 
 CEILINGS = {
     "FlyMQ PRODUCE": (82, 98, 0),
-    "FlyMQ PRODUCE_ONCE": (139, 152, 0),
+    "FlyMQ PRODUCE_ONCE": (132, 130, 0),
     "FlyMQ FETCH of 1": (65, 80, 0),
     "FlyMQ FETCH of 1,000": (69, 82, 0),
     "BlipMQ PUBLISH": (106, 111, 0),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from penstock.broker.limits import BrokerLimits
@@ -35,7 +36,7 @@ class Placed(NamedTuple):
     """For each record."""
 
 
-class Accepted(NamedTuple):
+class Accepted(msgspec.Struct, frozen=True):
     """The records of a run that may be appended, and where."""
 
     topic: TopicInfo

@@ -22,9 +22,10 @@ import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import google_crc32c
+import msgspec
 
 from penstock.log.block import seal_at
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
@@ -48,7 +49,7 @@ _RESERVE_STEP_BYTES: Final = 4 << 20
 _PIECES_BYTES_MIN: Final = 1 << 20
 
 
-class JournalEntry(NamedTuple):
+class JournalEntry(msgspec.Struct, frozen=True, gc=False):
     """Bytes and the place in a segment file that they belong to, or a late record."""
 
     topic_id: bytes
@@ -72,8 +73,7 @@ class JournalEntry(NamedTuple):
 
 def late_entry(topic_id: bytes, partition: int, next_offset: int, key: bytes, value: bytes) -> JournalEntry:
     """Return the entry of a late record that comes before `next_offset`."""
-    data = b"".join((_KEY_BYTES.pack(len(key)), key, value))
-    return JournalEntry(topic_id, partition, _LATE, next_offset, data)
+    return JournalEntry(topic_id, partition, _LATE, next_offset, _KEY_BYTES.pack(len(key)) + key + value)
 
 
 class JournalRecord:
@@ -85,9 +85,10 @@ class JournalRecord:
         places: list[bytes] = []
         data: list[bytes] = []
         data_bytes = 0
-        for topic_id, partition, segment_base, position, cells, _ in entries:
+        for entry in entries:
+            cells = entry.data
             size_bytes = len(cells)
-            places.append(_ENTRY.pack(topic_id, partition, segment_base, position, size_bytes))
+            places.append(_ENTRY.pack(entry.topic_id, entry.partition, entry.segment_base, entry.position, size_bytes))
             data.append(cells)
             data_bytes += size_bytes
         count = len(places)

@@ -102,7 +102,7 @@ class PartitionCommit:
             size_bytes += batch.size_bytes + _ROW_BYTES * batch.count
             if whole is not None:
                 atomic = True
-                late = late or isinstance(batch, LateBatch)
+                late = late or type(batch) is LateBatch
         self.size_bytes, self.atomic, self.late = size_bytes, atomic, late
 
     def refuse(self, appends: Sequence[Waiting], error: PenstockError) -> None:
