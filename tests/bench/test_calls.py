@@ -10,7 +10,7 @@ from bench.calls import ROUNDS_MAX, Counts, Recorder, Requests, counts_of, reque
 
 CEILINGS = {
     "FlyMQ PRODUCE": (81, 92, 0),
-    "FlyMQ PRODUCE_ONCE": (143, 149, 0),
+    "FlyMQ PRODUCE_ONCE": (134, 127, 0),
     "FlyMQ FETCH of 1": (66, 76, 0),
     "FlyMQ FETCH of 1,000": (71, 82, 0),
     "BlipMQ PUBLISH": (106, 111, 0),

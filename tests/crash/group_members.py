@@ -198,8 +198,8 @@ class Rounds:
         """Stop a member between reading records and committing them, so that its commit comes late."""
         until_s = time.monotonic() + ROUND_S_MAX
         while True:
-            self._produce(PARTITIONS)
             before = len(member.events())
+            self._produce(PARTITIONS)
             while len(member.events()) == before:
                 assert time.monotonic() < until_s, "the member reads nothing"
                 time.sleep(0.001)

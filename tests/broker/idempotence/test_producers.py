@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from penstock.errors import (
     UnknownProducer,
     ValidationFailed,
 )
-from penstock.log.api import Durability, TopicConfig
+from penstock.log.api import Appended, BatchFor, Durability, LateBatch, OnAllAppended, TopicConfig
+from penstock.names import NAME_BYTES_MAX
 from penstock.testing.clock import ManualClock
 from tests.broker.idempotence.sending import Client, client_of, places
 from tests.broker.producing import read_values
@@ -342,6 +344,50 @@ async def test_an_idle_producer_is_forgotten_in_time(tmp_path: Path, clock: Manu
         partition = house.engine.partition(PRODUCERS_TOPIC, 0)
         while None not in await read_values(partition):
             await asyncio.sleep(0)
+
+
+async def test_requests_of_one_producer_have_idle_ones_forgotten_in_time(tmp_path: Path, clock: ManualClock) -> None:
+    async with limited(tmp_path, clock, producers_idle_ms=1000) as house:
+        await house.topic("orders")
+        await client_of(house.broker)
+        busy = await client_of(house.broker)
+        for known_after in (2, 2, 2, 1):
+            request = busy.request("orders", [b"x"])
+            await busy.send(house.broker, request)
+            busy.answered(request)
+            assert len(house.broker.producers) == known_after
+            clock.advance(0.5)
+        await client_of(house.broker)
+        for known_after in (2, 2, 1, 1):
+            clock.advance(0.4)
+            request = busy.request("orders", [b"x"])
+            await busy.send(house.broker, request)
+            busy.answered(request)
+            assert len(house.broker.producers) == known_after
+
+
+@pytest.mark.embedded
+async def test_an_entry_is_not_larger_than_the_log_was_told(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, told, partitions = "t" * NAME_BYTES_MAX, list[LateBatch](), 40
+    async with House(tmp_path / "data", clock) as house:
+        await house.broker.topics.create(ANONYMOUS, topic, TopicConfig(partitions=partitions))
+        client = await client_of(house.broker)
+        client.next = 1 << 40
+        append_atomic = house.engine.append_atomic
+
+        def noting(parts: Sequence[BatchFor], done: OnAllAppended) -> None:
+            told.extend(part.batch for part in parts if isinstance(part.batch, LateBatch))
+            append_atomic(parts, done)
+
+        monkeypatch.setattr(house.broker.producers, "append_atomic", noting)
+        values = [b"%d" % number for number in range(partitions)]
+        for request in (client.request(topic, values[:1]), client.request(topic, values)):
+            written = await client.send(house.broker, request)
+            places = {house.engine.partition(topic, place.partition): Appended(*place[1:]) for place in written.places}
+            late = told.pop()
+            assert len(late.key or b"") + len(late.make(places)) <= late.size_bytes
 
 
 async def test_answers_take_bounded_memory(tmp_path: Path, clock: ManualClock) -> None:

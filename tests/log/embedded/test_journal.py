@@ -7,6 +7,7 @@ import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.log.embedded.disk import Disk
 from penstock.log.embedded.journal import (
@@ -281,7 +282,7 @@ def test_a_late_record_is_an_entry_without_a_segment() -> None:
 def test_a_record_of_data_whose_checksum_is_known_is_the_same_record() -> None:
     data = [bytes(range(256)) * 400, b"small"]
     plain = [JournalEntry(TOPIC, number, 0, 0, each) for number, each in enumerate(data)]
-    known = [entry._replace(checksum=google_crc32c.value(entry.data)) for entry in plain]
+    known = [replace(entry, checksum=google_crc32c.value(entry.data)) for entry in plain]
     assert journal_of(known) == journal_of(plain)
     [[*entries]], _ = read(journal_of(known))
     assert [entry.data for entry in entries] == data

@@ -61,15 +61,16 @@ from penstock.errors import (
     UnknownProducer,
 )
 from penstock.futures import set_outcome
-from penstock.log.api import Appended, Batch, BatchFor, LateBatch, OnAllAppended, Partition
+from penstock.log.api import Appended, Batch, BatchFor, LateBatch, Partition
 from penstock.log.block import Block
+from penstock.names import NAME_BYTES_MAX
 
 FORGOTTEN_PER_APPEND_MAX: Final = 1024
 """Producers that are removed from the log at a time."""
 _PLACE_BYTES_MAX: Final = 32
 """Per place in an entry."""
-_FIELDS_BYTES_MAX: Final = 64
-"""Fields of a fixed size in an entry."""
+_FIELDS_BYTES_MAX: Final = 96 + NAME_BYTES_MAX
+"""Fields of a bounded size in a key and an entry."""
 _REASON_BYTES_MAX: Final = 4 * REASON_CHARACTERS_MAX + 64
 _STORED_SOMEWHERE: Final = "the records are stored, but the log has not told at which offsets"
 _ENTRY_BYTES: Final = 64
@@ -113,7 +114,7 @@ class Sequenced(Protocol):
 class _Producer:
     """A producer in memory."""
 
-    __slots__ = ("id", "last_ms", "owner", "sequences", "size_bytes", "slots")
+    __slots__ = ("forgotten", "id", "last_ms", "owner", "sequences", "size_bytes", "slots")
 
     def __init__(self, producer_id: bytes, owner: str, now_ms: int, *, from_log: bool = False) -> None:
         self.id = producer_id
@@ -124,6 +125,7 @@ class _Producer:
         """A bit for each slot that has a record in the log."""
         self.size_bytes = 0
         """Of the answers that are kept."""
+        self.forgotten = False
 
     def measure(self) -> int:
         """Return by how much the size of the answers has changed."""
@@ -145,6 +147,7 @@ class IdempotentProducers(Part):
         self.stats = ProducerStats()
         self.select = producer.select
         self.handle = self._engine.partition
+        self.append_atomic = self._engine.append_atomic
         self._validation = validation
         self._partition: Partition | None = None
         self._known: OrderedDict[bytes, _Producer] = OrderedDict()
@@ -153,6 +156,8 @@ class IdempotentProducers(Part):
         """The last of them, if it is known."""
         self._shares = Shares(self._limits.producers_max, self._limits.producers_bytes_max)
         self._size_bytes = 0
+        self._none_idle_until_ms = 0
+        """No producer has been idle for too long before this time."""
         self._writes = 0
         self._drained: asyncio.Future[None] | None = None
 
@@ -243,7 +248,11 @@ class IdempotentProducers(Part):
     def _find(self, principal: Principal, producer_id: bytes) -> _Producer:
         known = self._known.get(producer_id)
         now_ms = self._clock.now_ms()
-        if known is None or known.owner != principal.name or self._is_idle(known, now_ms):
+        if (
+            known is None
+            or known.owner != principal.name
+            or (now_ms > self._none_idle_until_ms and self._is_idle(known, now_ms))
+        ):
             raise UnknownProducer(
                 f"producer {producer_id.hex()} is unknown: it was never registered, belongs to another principal, or was forgotten "
                 "because it was idle or others came; register again, and send again only what was certainly not stored"
@@ -268,9 +277,11 @@ class IdempotentProducers(Part):
                 if len(self._known) <= limits.producers_max and (
                     self._size_bytes <= limits.producers_bytes_max or len(self._known) == 1
                 ):
+                    self._none_idle_until_ms = gone.last_ms + limits.producers_idle_ms
                     break
                 gone = self._known[self._shares.first_to_go(gone.owner)]
             del self._known[gone.id]
+            gone.forgotten = True
             self._shares.remove(gone.owner, gone.id, gone.size_bytes)
             self._size_bytes -= gone.size_bytes
             self.stats.forgotten += 1
@@ -313,8 +324,7 @@ class IdempotentProducers(Part):
         A request of which nothing is stored may be sent again under its number, or left. Raises UnknownProducer, OutOfOrderSequence,
         and what concerns all records, or hands it to `done`. `done` is called once, after this returns.
         """
-        if self._partition is None:
-            self._open()
+        entries = self._partition or self._open()
         try:
             known = self._find(principal, request.producer)
             verdict = known.sequences.admit(request.sequence, request.floor, resent=request.resent)
@@ -327,7 +337,7 @@ class IdempotentProducers(Part):
             self.stats.repeated += 1
             known.sequences.wait(request.sequence, done)
         else:
-            self._begin(known, topic, request, partition, batch, schema, done)
+            self._begin(known, entries, topic, request, partition, batch, schema, done)
 
     def _answer_again(self, known: _Producer, topic: str, request: Sequenced, count: int, done: OnWritten) -> None:
         answer = known.sequences.answers[request.sequence]
@@ -346,6 +356,7 @@ class IdempotentProducers(Part):
     def _begin(
         self,
         known: _Producer,
+        entries: Partition,
         topic: str,
         request: Sequenced,
         partition: int,
@@ -363,7 +374,7 @@ class IdempotentProducers(Part):
         if self._tracing is not None:
             batch, end = self._tracing.produce(topic, batch)
             done = ending(end, done, _error_of)
-        write = _Write(self, known, request, topic, batch.count)
+        write = _Write(self, known, entries, request, topic, batch.count)
         known.sequences.begin(request.sequence, done)
         self._writes += 1
         try:
@@ -383,25 +394,23 @@ class IdempotentProducers(Part):
             self._ended()
             raise
 
-    def append(self, parts: Sequence[BatchFor], late: LateBatch, done: OnAllAppended) -> None:
-        """Append records and the entry of their request, all or nothing."""
-        entries = self._partition or self._open()
-        self._engine.append_atomic([*parts, BatchFor(entries, late)], done)
-
     def settle(self, known: _Producer, sequence: int, entry: bytes | None, outcome: Written | PenstockError) -> None:
         """A request has ended; `entry` is its answer, if something was stored."""
-        answer = OutcomeUnknown(outcome.message) if isinstance(outcome, OutcomeUnknown) else entry
+        answer: _Answer | None = entry
+        if entry is None and isinstance(outcome, OutcomeUnknown):
+            answer = OutcomeUnknown(outcome.message)
         waiters = known.sequences.end(sequence, answer)
         self._ended()
         for waiter in waiters:
             waiter(outcome)
-        if self._known.get(known.id) is known:
-            grown_bytes = known.measure()
+        if known.forgotten:
+            return
+        grown_bytes = known.measure()
+        if grown_bytes:
             self._size_bytes += grown_bytes
             self._shares.grown(known.owner, grown_bytes)
-            oldest = next(iter(self._known.values()))
-            if self._size_bytes > self._limits.producers_bytes_max or self._is_idle(oldest, known.last_ms):
-                self._forget_old()
+        if self._size_bytes > self._limits.producers_bytes_max or known.last_ms > self._none_idle_until_ms:
+            self._forget_old()
 
 
 class _Write:
@@ -426,12 +435,15 @@ class _Write:
         self,
         owner: IdempotentProducers,
         known: _Producer,
+        entries: Partition,
         request: Sequenced,
         topic: str,
         count: int,
     ) -> None:
         self._owner = owner
         self._known = known
+        self._entries = entries
+        """Where its own entry goes."""
         self._request = request
         self._topic = topic
         self._count = count
@@ -446,7 +458,7 @@ class _Write:
             asyncio.get_running_loop().call_soon(self._settle, None, outcome)
             return
         indexes = accepted.partitions
-        if not self._refused and indexes.count(indexes[0]) == len(indexes):
+        if not self._refused and indexes.count(indexes[0]) == self._count:
             parts = [BatchFor(self._owner.handle(self._topic, indexes[0]), accepted.batch)]
         else:
             spread = self._spread(accepted)
@@ -475,11 +487,12 @@ class _Write:
         slot = self._request.sequence % IN_FLIGHT_MAX
         key = encode(ProducerKey(self._request.producer, slot))
         self._parts = parts
-        size_bytes = len(key) + _FIELDS_BYTES_MAX + 4 * len(self._topic) + _PLACE_BYTES_MAX * len(parts)
+        size_bytes = _FIELDS_BYTES_MAX + _PLACE_BYTES_MAX * len(parts)
         if self._column:
             self._reasons, self._packed = kept_reasons(self._refused), compressed(self._column)
             size_bytes += len(self._packed) + _REASON_BYTES_MAX * len(self._reasons)
-        self._owner.append(parts, LateBatch(key, self._make, size_bytes), partial(once_known, known=self._logged))
+        late = LateBatch(key, self._make, size_bytes)
+        self._owner.append_atomic([*parts, BatchFor(self._entries, late)], self._logged)
         self._known.slots |= 1 << slot
 
     def _make(self, found: Mapping[Partition, Appended]) -> bytes:
@@ -489,9 +502,17 @@ class _Write:
 
     def _logged(self, result: Mapping[Partition, Appended] | PenstockError | None) -> None:
         if isinstance(result, PenstockError):
-            self._settle(None, result)
+            once_known(result, self._logged_after_all)
+            return
+        outcome = Written(self._column, self._places, self._refused)
+        self._owner.settle(self._known, self._request.sequence, self._entry, outcome)
+
+    def _logged_after_all(self, result: Mapping[Partition, Appended] | PenstockError | None) -> None:
+        """What looked like an error is known now."""
+        if isinstance(result, PenstockError):
+            self.fail(result)
         else:
-            self._settle(self._entry, Written(self._column, self._places, self._refused))
+            self._logged(result)
 
     def _append_unlogged(self, parts: Sequence[BatchFor]) -> None:
         places: list[Place] = []

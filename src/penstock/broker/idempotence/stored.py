@@ -61,7 +61,7 @@ class StoredRequest(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     """Row, code and message of records that were refused; not of all if they are many."""
 
 
-class Written(NamedTuple):
+class Written(msgspec.Struct, frozen=True):
     """What became of the records of a request."""
 
     partitions: Sequence[int]

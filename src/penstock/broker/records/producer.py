@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from penstock.broker.limits import BrokerLimits
@@ -36,7 +37,7 @@ class Placed(NamedTuple):
     """For each record."""
 
 
-class Accepted(NamedTuple):
+class Accepted(msgspec.Struct, frozen=True):
     """The records of a run that may be appended, and where."""
 
     topic: TopicInfo
@@ -102,7 +103,7 @@ class Producer:
             partitions = [partition] * batch.count
         else:
             partitions = self._route(info, partition, batch).tolist() if batch.count else []
-        return made(Accepted, (info, batch, partitions, faults))
+        return Accepted(info, batch, partitions, faults)
 
     def place(self, topic: str, partition: int | Sequence[int], batch: Batch) -> Placed:
         """Do as `select`, but raise the first fault: all records are one unit."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import (
@@ -89,7 +89,7 @@ def start_atomic(
     done: OnAllAppended,
 ) -> None:
     """Queue an append for the next commit, as `Engine.append_atomic` says."""
-    ours = cast("Sequence[tuple[EmbeddedPartition, AnyBatch]]", parts)  # an atomic append stays within one engine
+    ours: Sequence[tuple[EmbeddedPartition, AnyBatch]] = parts  # type: ignore[assignment]  # it stays within one engine
     partitions = set()
     late = 0
     for partition, batch in ours:

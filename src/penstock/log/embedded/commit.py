@@ -32,7 +32,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -66,7 +65,6 @@ LATE_RECORD_BYTES_MAX: Final = 4 << 10
 FLUSHED_ON_LOOP_PARTITIONS_MAX: Final = 4  # of a group: each takes some 50 us besides its bytes
 
 _T = TypeVar("_T")
-_tells_of_others = attrgetter("late")
 log = structlog.get_logger(__name__)
 
 
@@ -152,14 +150,16 @@ class Committer:
                 partition.refuse_waiting()
                 refused = True
         parts: list[PartitionCommit] = []
+        telling: list[PartitionCommit] = []
         for partition in self._gathered:
             if refused:
                 partition.leave_out_refused()
             part = partition.take_part()
             if part is not None:
-                parts.append(part)
+                (telling if part.late else parts).append(part)
                 self._carries_late |= part.carries_late
         self._gathered.clear()
+        parts += telling
         late: list[LatePart] = []
         for gathered in self._late_gathered.values():
             late += gathered
@@ -199,9 +199,11 @@ class Committer:
                     return False
                 file = part.partition.writer.file
                 closed += file.fd < 0
+                if journaled:
+                    continue
                 # A flush of the segment takes with it what leans on the journal.
                 leaning_from = self.checkpoints.unsynced.get(part.partition, file.end)
-                if not journaled and file.end - leaning_from > WRITTEN_ON_LOOP_BYTES_MAX:
+                if file.end - leaning_from > WRITTEN_ON_LOOP_BYTES_MAX:
                     return False
             if flushed and self.checkpoints.is_syncing:
                 return False  # the disk is busy with up to a whole journal
@@ -346,8 +348,7 @@ class Committer:
         return time.perf_counter() - started
 
     def _write_together(self, parts: list[PartitionCommit], late: list[LatePart], now_ms: int) -> None:
-        # Those that tell where others are laid out come last.
-        left = sorted(parts, key=_tells_of_others)
+        left = parts  # those that tell where others are laid out come last
         while left:
             for part in left:
                 if part.late:
@@ -367,7 +368,7 @@ class Committer:
         for part in parts:
             if part.appends:
                 (flushed if part.is_flushed else unflushed).append(part)
-        if len(flushed) > 1 or late:
+        if late or len(flushed) > 1:
             self._journaled.write(flushed, late)
         elif flushed:
             self._write_part(flushed[0])

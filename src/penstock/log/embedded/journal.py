@@ -22,14 +22,14 @@ import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import google_crc32c
+import msgspec
 
 from penstock.log.block import seal_at
 from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.disk import AppendFile, Disk
-from penstock.namedtuples import made
 
 JOURNAL_SUFFIX: Final = ".journal"
 _FILE_MAGIC: Final = b"PnJ3"
@@ -49,7 +49,7 @@ _RESERVE_STEP_BYTES: Final = 4 << 20
 _PIECES_BYTES_MIN: Final = 1 << 20
 
 
-class JournalEntry(NamedTuple):
+class JournalEntry(msgspec.Struct, frozen=True, gc=False):
     """Bytes and the place in a segment file that they belong to, or a late record."""
 
     topic_id: bytes
@@ -73,8 +73,7 @@ class JournalEntry(NamedTuple):
 
 def late_entry(topic_id: bytes, partition: int, next_offset: int, key: bytes, value: bytes) -> JournalEntry:
     """Return the entry of a late record that comes before `next_offset`."""
-    data = b"".join((_KEY_BYTES.pack(len(key)), key, value))
-    return made(JournalEntry, (topic_id, partition, _LATE, next_offset, data, None))
+    return JournalEntry(topic_id, partition, _LATE, next_offset, _KEY_BYTES.pack(len(key)) + key + value)
 
 
 class JournalRecord:
@@ -83,12 +82,16 @@ class JournalRecord:
     __slots__ = ("_checksum", "_data", "_head", "size_bytes")
 
     def __init__(self, entries: Sequence[JournalEntry]) -> None:
-        data = [entry.data for entry in entries]
-        places = [
-            _ENTRY.pack(topic_id, partition, segment_base, position, len(cells))
-            for topic_id, partition, segment_base, position, cells, _ in entries
-        ]
-        count, data_bytes = len(places), sum(map(len, data))
+        places: list[bytes] = []
+        data: list[bytes] = []
+        data_bytes = 0
+        for entry in entries:
+            cells = entry.data
+            size_bytes = len(cells)
+            places.append(_ENTRY.pack(entry.topic_id, entry.partition, entry.segment_base, entry.position, size_bytes))
+            data.append(cells)
+            data_bytes += size_bytes
+        count = len(places)
         sizes = _REST_HEAD.pack(4 + _ENTRY.size * count + data_bytes, count)
         self.size_bytes = _SEALED_HEAD.size + _REST_HEAD.size + _ENTRY.size * count + data_bytes
         if data_bytes < COMBINED_BYTES_MIN:

@@ -43,15 +43,14 @@ class JournaledWrites:
 
     def write(self, parts: list[PartitionCommit], late: list[LatePart]) -> None:
         """Write laid-out parts, those that are atomic all or none, and record late ones with them."""
-        are_atomic = all(map(_is_atomic, parts))
-        full = self._record(parts, late, may_use_reserve=are_atomic)
-        if full is not None and not are_atomic:
+        full = self._record(parts, late)
+        if full is not None and not all(map(_is_atomic, parts)):
             # There is no room for a copy, but every part has the room it needs in its own segment.
             for part in parts:
                 if not part.atomic:
                     self._write_direct(part)
             parts = [part for part in parts if part.atomic]
-            full = self._record(parts, late, may_use_reserve=True) if parts else None
+            full = self._record(parts, late) if parts else None
         if full is not None:
             for part in parts:
                 part.refuse(part.appends, full)
@@ -107,9 +106,7 @@ class JournaledWrites:
             for part in parts:
                 part.refuse(part.appends, storage_error(full, f"writing to {part.partition}"))
 
-    def _record(
-        self, parts: list[PartitionCommit], late: list[LatePart], *, may_use_reserve: bool
-    ) -> NotWritten | None:
+    def _record(self, parts: list[PartitionCommit], late: list[LatePart]) -> NotWritten | None:
         """Record the parts in the journal and flush it. Returns the error if nothing was written; if that is unknown, all parts fail."""
         journal = self._journal
         entries = [part.journal_entry() for part in parts]
@@ -118,8 +115,8 @@ class JournaledWrites:
         try:
             journal.reserve(record.size_bytes)
         except OSError as error:
-            if is_full(error) and may_use_reserve and self._reserve.release():
-                return self._record(parts, late, may_use_reserve=False)
+            if is_full(error) and self._reserve_released_for(parts):
+                return self._record(parts, late)
             return storage_error(error, "preparing a write to the journal")
         try:
             try:
@@ -128,8 +125,8 @@ class JournaledWrites:
                 if not is_full(error):
                     raise
                 journal.undo_last()
-                if may_use_reserve and self._reserve.release():
-                    return self._record(parts, late, may_use_reserve=False)
+                if self._reserve_released_for(parts):
+                    return self._record(parts, late)
                 return storage_error(error, "writing to the journal")
             journal.sync()
         except OSError as error:
@@ -138,6 +135,10 @@ class JournaledWrites:
             for part in parts:
                 fail(part, flush_failed(error, part.partition))
         return None
+
+    def _reserve_released_for(self, parts: list[PartitionCommit]) -> bool:
+        """Give up the reserve for what cannot be written part by part; False if there is none left."""
+        return all(map(_is_atomic, parts)) and self._reserve.release()
 
     def _abandon(self) -> None:
         """Begin a new journal file and never delete the present one in this run: only a restart can tell what it holds."""

@@ -103,7 +103,7 @@ class PartitionCommit:
             size_bytes += batch.size_bytes + _ROW_BYTES * batch.count
             if whole is not None:
                 atomic = True
-                late = late or isinstance(batch, LateBatch)
+                late = late or type(batch) is LateBatch
         self.size_bytes, self.atomic, self.late = size_bytes, atomic, late
 
     def refuse(self, appends: Sequence[Waiting], error: PenstockError) -> None:
@@ -237,10 +237,7 @@ class PartitionCommit:
         partition, data = self.partition, self.data
         checksum = None if len(data) < COMBINED_BYTES_MIN else self._checksum()
         assert self.segment is not None
-        return made(
-            JournalEntry,
-            (partition.topic_id, partition.index, self.segment.base_offset, self.start, data, checksum),
-        )
+        return JournalEntry(partition.topic_id, partition.index, self.segment.base_offset, self.start, data, checksum)
 
     def _checksum(self) -> int | None:
         """Of the data, from those of its blocks; None if it is quicker to look at the data itself."""

@@ -199,7 +199,7 @@ class FlyMQSession(Conversation[Request]):
             count = len(request.values)
             self._stats.requests[_PRODUCE] += count
             self._stats.received_records += count
-        elif not isinstance(request.body, Undecoded):
+        elif type(request.body) is not Undecoded:
             self._stats.requests[request.opcode] += _requests_in(request)
             if self._leader is None or not self._is_forwarded(request):  # those are counted where they are answered
                 self._stats.received_records += records_in(request.body)
@@ -209,12 +209,12 @@ class FlyMQSession(Conversation[Request]):
             self._write(request, self.reserve(self._held_bytes(request)))
         elif self._leader is not None and self._is_forwarded(request):
             self._answer_later(request, self.reserve(self._held_bytes(request)), self._forward(request))
+        elif type(request.body) in WRITERS:
+            self._start_write(request, request.body)
         elif isinstance(request.body, Undecoded):
             if request.body.gzip:
                 self._caller.note_dialect(native=True)
             self._decode_in_thread(request, partial(decode_undecoded, request, self._decoder.limits))
-        elif type(request.body) in WRITERS:
-            self._start_write(request, request.body.topic)  # type: ignore[union-attr]
         else:
             self._call(request)
 
@@ -260,12 +260,12 @@ class FlyMQSession(Conversation[Request]):
 
     # --- writes ---
 
-    def _start_write(self, call: Call, topic: str) -> None:
+    def _start_write(self, call: Call, body: Any) -> None:
         slot = self.reserve(self._held_bytes(call))
-        if self._broker.topics.exists(topic):
-            self._write_single(call, slot)
+        if self._broker.topics.exists(body.topic):
+            self._write_single(body, slot)
         else:
-            creating = self._create_topic_and(partial(self._write_single, call, slot), self._principal, topic)
+            creating = self._create_topic_and(partial(self._write_single, body, slot), self._principal, body.topic)
             self._answer_later(call, slot, creating)
 
     def _write(self, run: ProduceRun, slot: ReplySlot, *, creates: bool = True) -> None:
@@ -311,23 +311,22 @@ class FlyMQSession(Conversation[Request]):
                 parts.append(Placed(rows, partition, result.base_offset, result.timestamp_ms))
         return parts
 
-    def _write_single(self, call: Call, slot: ReplySlot) -> None:
-        body = call.body
-        assert isinstance(body, Operation)
-
+    def _write_single(self, body: Operation[Any], slot: ReplySlot) -> None:
         def written(reply: Any) -> None:
-            if isinstance(reply, PenstockError):
-                reply = self._error(body, reply)
-            elif not isinstance(reply, bytes):
-                reply = encode_reply(type(body), reply)
-            self._settle_write(slot, reply)
+            if type(reply) is bytes:
+                data = reply
+            elif isinstance(reply, PenstockError):
+                data = self._error(body, reply)
+            else:
+                data = encode_reply(type(body), reply)
+            self._settle_write(slot, data)
 
         self._writes_in_flight += 1
         try:
             WRITERS[type(body)](self._caller, body, written)
         except Exception as error:  # noqa: BLE001  whatever it is, it is answered
             self._writes_in_flight -= 1
-            self.answer(slot, self._error(call.body, error))
+            self.answer(slot, self._error(body, error))
 
     # --- everything else ---
 
@@ -393,4 +392,4 @@ class FlyMQSession(Conversation[Request]):
 
 
 def _requests_in(call: Call) -> int:
-    return len(call.body.values) if isinstance(call.body, TxnProduce) else 1
+    return len(call.body.values) if type(call.body) is TxnProduce else 1

@@ -23,6 +23,8 @@ from penstock.errors import (
     ValidationFailed,
 )
 from penstock.protocols.flymq.client import AsyncFlyMQClient
+from penstock.protocols.flymq.client.once import OnceExchange
+from penstock.protocols.flymq.client.producing import Outgoing
 from penstock.protocols.flymq.operations.operation import decode_request, encode_reply
 from penstock.protocols.flymq.operations.records import (
     Produce,
@@ -99,6 +101,14 @@ async def test_a_send_after_one_that_went_alone_does_not_wait_for_others() -> No
             await asyncio.gather(*(client.send("t", b"together") for _ in range(50)))
         assert sizes == [1, 1, 49, 50], "only the first of them, because others came in its turn"
         assert numbers(broker) == [(1, 0, 0, False), (1, 1, 1, False), (1, 2, 1, False), (1, 3, 3, False)]
+
+
+async def test_a_caller_goes_on_before_the_room_in_the_connection_is_counted_again() -> None:
+    exchange = OnceExchange(Outgoing("orders", [b"x"], None, None, -1), 0, 1, timeout_s=1.0)
+    finished: list[bool] = []
+    exchange.on_end = lambda ended, error: finished.append(ended.finished.done())
+    exchange.succeed()
+    assert (finished, exchange.finished.done()) == ([False], True)
 
 
 async def test_what_was_in_flight_when_the_connection_was_lost_is_sent_again_in_order() -> None:

@@ -156,9 +156,10 @@ class OnceExchange(Exchange[Replies]):
             raise mismatch(ProduceOnce.opcode, message)
 
     def succeed(self) -> None:
-        super().succeed()
+        # The caller first, before the room in the connection is counted again.
         if self.on_end is not None:
             self.on_end(self, None)
+        super().succeed()
 
     def fail(self, error: PenstockError) -> None:
         ended = self.finished.done()
@@ -549,7 +550,7 @@ class OnceSender:
             self._wake()
             return
         self._outage = None
-        if error is not None:
+        if error is not None or exchange.refusal is None:
             self._settle(exchange, error)
             return
         unknown = isinstance(exchange.refusal, UnknownProducer)
