@@ -52,6 +52,8 @@ test: lint ## everything: style, types, import rules and all tests
 	@kafka=tests/kafka; scripts/install-kafka || { echo "note: Kafka could not be fetched, so tests/kafka is left out"; kafka=; }; \
 	$(call pytest_twice,-m jvm tests/admin tests/crash $$kafka tests/spark,$(SIDE_BY_SIDE))
 	@$(call pytest_twice,$(SKIPPING_TESTS) --engine skipping,--numprocesses $(JOBS) --dist loadfile)
+	@[ ! -e .cache/kafka/versions.txt ] || { export TMPDIR=$(MEMORY); \
+		$(call pytest_twice,$(KAFKA_ENGINE_TESTS) --engine kafka,--numprocesses $(JOBS) --dist loadfile); }
 
 # Tests of the log, and of processes that end at any moment, write to a disk and flush it. All others have their files in memory, those
 # too that simulate what a disk loses in a power cut.
@@ -63,10 +65,14 @@ MEMORY_TESTS := $(POWER_CUT_TESTS) $(wildcard tests/test_*.py) \
 
 # What relies most on how a log answers, on an engine that answers as freely as it may.
 SKIPPING_TESTS := $(addprefix tests/broker/,deliveries groups schedule topics transactions)
+# The same on a real Kafka, as far as it takes a minute or so; `make test-engines` has all of them.
+KAFKA_ENGINE_TESTS := $(addprefix tests/broker/,deliveries groups topics transactions)
 .PHONY: test-engines
-test-engines: $(SETUP_DONE) ## broker and sessions on an engine that skips, delays and reorders (15 min)
+test-engines: $(SETUP_DONE) ## broker and sessions on an engine that skips, delays and reorders; broker on a real Kafka (25 min)
 	@$(call pytest_twice,tests/broker tests/protocols --engine shared --engine-seed $(or $(SEED),0),--numprocesses $(JOBS) --dist loadfile)
 	@$(call pytest_twice,tests/broker tests/protocols --engine skipping --engine-seed $(or $(SEED),0),--numprocesses $(JOBS) --dist loadfile)
+	@scripts/install-kafka
+	@export TMPDIR=$(MEMORY); $(call pytest_twice,tests/broker --engine kafka,--numprocesses $(JOBS) --dist loadfile)
 
 # What shows most mistakes soonest: no crash tests, no fuzzing, no Spark, no log on a real disk.
 QUICK_TESTS := $(addprefix tests/,admin clients net protocols quic test_background.py test_config.py test_logs.py test_tidy.py test_units.py)

@@ -41,6 +41,8 @@ LIGHT_JVM_FLAGS: Final = (
     "-Djava.awt.headless=true",
 )
 """For tests, which want it soon and small: started in half the time, and never as fast."""
+LIGHT_SETTINGS: Final = {"controller.quorum.append.linger.ms": "0"}
+"""A topic is made in a few milliseconds, and not in 30."""
 FORMATTED: Final = CACHE / "formatted"
 """A data directory as the storage tool makes it, which takes seconds: a broker begins with a copy."""
 API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)
@@ -102,7 +104,8 @@ class Kafka(Program):
             properties["listeners"] += f",{name}://{self.addresses[name]}"
             properties["advertised.listeners"] += f",{name}://{relayed.get(name, self.addresses[name])}"
             properties["listener.security.protocol.map"] += f",{name}:{protocol}"
-        lines = [f"{name}={value}\n" for name, value in (properties | dict(settings or {})).items()]
+        properties |= {**(LIGHT_SETTINGS if light else {}), **(settings or {})}
+        lines = [f"{name}={value}\n" for name, value in properties.items()]
         self._settings.write_text("".join(lines))
         self._format(directory / "data")
         self._launch()

@@ -13,7 +13,9 @@ import functools
 import inspect
 import signal
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
@@ -23,7 +25,7 @@ from xdist.remote import Producer
 from penstock.testing.forkserver import ForkServer
 from penstock.testing.process import PRELOAD, BrokerProcess
 from tests.distribution import ReplacingLoadFile, longest_first
-from tests.engines import ENGINES, Choice, can_run, forget_logs
+from tests.engines import ENGINES, Choice, can_run, forget_logs, kafka_of_the_run
 
 # A machine that is busy is no fault: nothing here may fail because it took long. The examples are the same in every run, so that a change
 # is judged by what it changes; `make fuzz` looks for others.
@@ -71,12 +73,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     Choice.engine = config.getoption("--engine")
     Choice.seed = config.getoption("--engine-seed")
+    if Choice.engine == "kafka":
+        if hasattr(config, "workerinput"):  # a worker of pytest-xdist
+            Choice.kafka = config.workerinput["kafka"]
+        else:
+            parts = ExitStack()
+            config.add_cleanup(parts.close)
+            directory = parts.enter_context(TemporaryDirectory(prefix="penstock-kafka-", ignore_cleanup_errors=True))
+            Choice.kafka = parts.enter_context(kafka_of_the_run(Path(directory) / "broker"))
     BrokerProcess.fork_server = ForkServer(PRELOAD)
 
 
 def pytest_unconfigure() -> None:
     if BrokerProcess.fork_server is not None:
         BrokerProcess.fork_server.close()
+
+
+def pytest_configure_node(node: Any) -> None:
+    """What a worker of pytest-xdist is told."""
+    node.workerinput["kafka"] = Choice.kafka
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ReplacingLoadFile | None:

@@ -26,7 +26,8 @@ class Speaker(ABC):
     def __init__(self, *brokers: BrokerProcess) -> None:
         addresses = [split_url(self.url(broker)) for broker in brokers]
         hosts = ",".join(address.hosts for address in addresses)
-        self.client: Any = penstock.connect(str(addresses[0]._replace(hosts=hosts)))
+        rest = f"{addresses[0].rest}&hosts=in-order" if addresses[0].rest else "?hosts=in-order"
+        self.client: Any = penstock.connect(str(addresses[0]._replace(hosts=hosts, rest=rest)))
 
     @classmethod
     @abstractmethod

@@ -79,6 +79,10 @@ def test_a_broker_that_was_started_here_is_trusted(tmp_path: Path, monkeypatch: 
     (tmp_path / "penstock-data").mkdir()
     (tmp_path / "penstock-data" / "dev-certificate.pem").touch()
     assert felix_url("flymq://127.0.0.1:9092") == "felix://127.0.0.1:5000?ca=penstock-data/dev-certificate.pem"
+    for scheme, port in (("flymq", 9092), ("felix", 5000)):
+        ordered = felix_url(f"{scheme}://127.0.0.1:{port},127.0.0.2:{port}?hosts=in-order")
+        own = "ca=penstock-data/dev-certificate.pem"
+        assert ordered == f"felix://127.0.0.1:5000,127.0.0.2:5000?hosts=in-order&{own}"
     assert felix_url("felix://broker:5000") == "felix://broker:5000"
     assert felix_url("flymq://127.0.0.1,broker") == "felix://127.0.0.1:5000,broker:5000"
 

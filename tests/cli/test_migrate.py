@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from penstock.cli.migrate import _engine
+from penstock.config import Config
 from penstock.testing import RunningBroker
 from tests.cli.conftest import Run
 
@@ -64,3 +67,10 @@ def test_topics_in_kafka_are_not_moved_onto_themselves_by_another_address(run: R
     refused = run("migrate", "old.toml", "new.toml")
     assert refused.code == 1
     assert "are the same log, or may be" in refused.err
+
+
+def test_a_log_in_kafka_is_opened_with_the_memory_that_is_configured(tmp_path: Path) -> None:
+    settings = {"tail_bytes_per_partition": 1 << 20, "tail_bytes_max": 2 << 20}
+    config = Config(data_dir=tmp_path, engine="kafka", kafka={"bootstrap": ["127.0.0.1:1"]}, log=settings)
+    engine: Any = _engine(config, "observe")
+    assert (engine._tail_bytes, engine._tails._bytes_max) == (1 << 20, 2 << 20)

@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.admin_access import AdminAccess
+from penstock.cli.top import View, Watched
+from penstock.errors import Unreachable
 from penstock.testing import RunningBroker
 from tests.cli.conftest import COLOUR_VARIABLES, Run
 
@@ -137,6 +140,23 @@ def test_a_broker_that_goes_away_and_comes_back_is_said_so(watched: RunningBroke
         screen.wait_for("reconnected after")
         screen.type("q")
         assert screen.end() == 0
+
+
+def test_another_node_is_watched_once_the_first_is_gone(watched: RunningBroker) -> None:
+    with RunningBroker(admin=True) as other:
+        other.connect().create_topic("there")
+        urls = iter(f"http://{broker.addresses['admin']}" for broker in (watched, other))
+        node = Watched(lambda: next(urls), lambda url: AdminAccess())
+        view = View(node, node.fetch(), "n")
+        view.take(node.fetch())
+        assert view.rates.seconds > 0
+        watched.stop()
+        with pytest.raises(Unreachable) as lost:
+            node.fetch()
+        view.take(lost.value)
+        view.take(node.fetch())
+        assert list(view.rates.after.topics) == ["there"]
+        assert view.rates.seconds == 0, "there are no rates between two nodes"
 
 
 def test_without_colours_the_screen_has_none(watched: RunningBroker, tmp_path: Path) -> None:

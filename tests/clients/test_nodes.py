@@ -1,12 +1,14 @@
-"""An address with several hosts: a client takes the first that answers, and after a loss the next. The brokers are real, and one dies."""
+"""An address with several hosts: a client takes the first of its order, and after a loss the next. The brokers are real, and one dies."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -46,18 +48,22 @@ PROTOCOLS = ("flymq", "blipmq", "rustlog", "fujin", "felix")
 USERS = {"blipmq": f"{TEST_API_KEY}@"}
 
 
+def nodes_of(url: str, random: Random | None = None) -> Nodes:
+    return Nodes(parse_url(url, port=1), random or Random(1))
+
+
 def in_turn(nodes: Nodes) -> list[str]:
     return [node.netloc for node in nodes.in_turn()]
 
 
 def test_nodes_are_tried_in_order_beginning_with_the_first() -> None:
-    nodes = Nodes(parse_url("flymq://a,b,c", port=1))
+    nodes = nodes_of("flymq://a,b,c?hosts=in-order")
     assert in_turn(nodes) == ["a:1", "b:1", "c:1"]
     assert in_turn(nodes) == ["a:1", "b:1", "c:1"], "and after all of them failed, again"
 
 
 def test_the_one_that_was_lost_is_tried_last() -> None:
-    nodes = Nodes(parse_url("flymq://a,b,c", port=1))
+    nodes = nodes_of("flymq://a,b,c?hosts=in-order")
     connected = next(iter(nodes.in_turn()))
     assert in_turn(nodes) == ["a:1", "b:1", "c:1"], "a client that has one stays there"
     nodes.leave(connected)
@@ -65,10 +71,17 @@ def test_the_one_that_was_lost_is_tried_last() -> None:
 
 
 def test_connections_of_one_client_that_fail_together_leave_out_none() -> None:
-    nodes = Nodes(parse_url("flymq://a,b,c", port=1))
+    nodes = nodes_of("flymq://a,b,c?hosts=in-order")
     one, two = nodes.in_turn(), nodes.in_turn()
     assert [next(each).netloc for each in (one, two, one, two)] == ["a:1", "a:1", "b:1", "b:1"]
     assert in_turn(nodes) == ["b:1", "c:1", "a:1"]
+
+
+def test_clients_with_equal_addresses_spread_over_the_nodes() -> None:
+    random = Random(1)
+    orders = Counter(tuple(in_turn(nodes_of("flymq://a,b,c", random))) for _ in range(600))
+    assert len(orders) == 6, "also where they go after a loss"
+    assert min(orders.values()) > 60
 
 
 class Ports:
@@ -134,8 +147,8 @@ def trusted(survivor: RunningBroker, dying: BrokerProcess, tmp_path: Path) -> Pa
 
 
 def url_of(protocol: str, hosts: list[str], trusted: Path) -> str:
-    query = f"?ca={trusted}" if protocol in QUIC else ""
-    return f"{protocol}://{USERS.get(protocol, '')}{','.join(hosts)}{query}"
+    query = f"&ca={trusted}" if protocol in QUIC else ""
+    return f"{protocol}://{USERS.get(protocol, '')}{','.join(hosts)}?hosts=in-order{query}"
 
 
 def values_in(broker: RunningBroker | BrokerProcess) -> list[bytes | None]:
@@ -187,13 +200,14 @@ async def test_async_clients_connect_to_the_first_node_that_is_there(
     assert value in values_in(survivor)
 
 
-@pytest.mark.parametrize("protocol", ["blipmq", "felix"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_node_that_does_not_answer_is_left_after_the_timeout(
     survivor: RunningBroker, ports: Ports, protocol: str
 ) -> None:
     hosts = [ports.silent(protocol), survivor.addresses[protocol]]
     with penstock.connect(url_of(protocol, hosts, survivor.certificate), options=IMPATIENT) as client:
         client.send("orders", f"{protocol} after silence".encode())
+    assert f"{protocol} after silence".encode() in values_in(survivor)
 
 
 @pytest.mark.parametrize("protocol", ["blipmq", "felix"])
@@ -223,7 +237,7 @@ def test_a_refused_login_is_not_tried_at_the_next_node(survivor: RunningBroker) 
     with RunningBroker(listeners={"flymq": {"auth": "required"}}) as strict:
         for hosts in (strict.address, f"{strict.address},{survivor.address}"):
             with pytest.raises(AuthenticationFailed, match=f"^flymq://{strict.address} refuses user 'ann'"):
-                penstock.connect(f"flymq://ann:wrong@{hosts}", options=ONCE)
+                penstock.connect(f"flymq://ann:wrong@{hosts}?hosts=in-order", options=ONCE)
 
 
 class Authority:
@@ -251,7 +265,7 @@ def test_the_certificate_of_each_node_is_checked_against_its_own_name(tmp_path: 
         RunningBroker(listeners=right, topics=TOPICS) as second,
     ):
         port = second.addresses[name].rpartition(":")[2]
-        query = f"?ca={authority.file}"
+        query = f"?hosts=in-order&ca={authority.file}"
         with penstock.connect(f"{protocol}://{first.addresses[name]},localhost:{port}{query}") as client:
             client.send("orders", b"one")
         with pytest.raises(Unreachable, match=r"certificate|hostname"):
@@ -285,5 +299,5 @@ async def test_a_host_that_is_something_else_is_passed_over(survivor: RunningBro
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as web:
         hosts = f"127.0.0.1:{web.sockets[0].getsockname()[1]},{survivor.address}"
-        async with await penstock.connect_async(f"flymq://ann:secret@{hosts}", options=ONCE) as client:
+        async with await penstock.connect_async(f"flymq://ann:secret@{hosts}?hosts=in-order", options=ONCE) as client:
             assert await client.topics() == ["orders"]

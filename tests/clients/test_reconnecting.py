@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from penstock.clients import reconnecting
+from penstock.clients.nodes import Nodes
 from penstock.clients.options import ClientOptions
 from penstock.clients.reconnecting import Reconnecting
 from penstock.clients.retry import Attempts, RetryPolicy
+from penstock.clients.returning import Return
 from penstock.clients.url import parse_quic_url
 from penstock.errors import (
     AuthenticationFailed,
@@ -46,6 +48,7 @@ class Talk:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.is_broken = False
+        self.is_busy = False
 
 
 class Net:
@@ -58,6 +61,7 @@ class Net:
         self.clock = ManualClock()
         self.silent: set[str] = set()
         self.tried: list[str] = []
+        self.awake = asyncio.Event()
 
     async def connect(self, host: str, port: int, **_: object) -> Connection:
         await asyncio.sleep(0)
@@ -72,6 +76,11 @@ class Net:
     async def sleep(self, delay_s: float) -> None:
         self.slept_s.append(delay_s)
         self.clock.advance(delay_s)
+
+    async def nap(self, delay_s: float) -> None:
+        """The pause of a client that is to return to its first node."""
+        await self.awake.wait()
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -89,13 +98,17 @@ async def begin(connection: Any) -> Talk:
 def talks_over(
     net: Net, begin: Callable[[Any], Any] = begin, options: ClientOptions = OPTIONS, hosts: str = "broker"
 ) -> Reconnecting[Talk]:
+    nodes = Nodes(parse_quic_url(f"fujin://{hosts}?hosts=in-order", "fujin", port=1, tls=None), Random(1))
     return Reconnecting(
-        parse_quic_url(f"fujin://{hosts}", "fujin", port=1, tls=None),
+        nodes,
         options,
         partial(Attempts, options.retry, clock=net.clock, random=Random(1), sleep=net.sleep),
+        partial(Return, nodes, after_s=60.0, random=Random(1), sleep=net.nap),
         alpn="fujin",
         begin=begin,
         is_usable=lambda talk: not talk.is_broken,
+        is_idle=lambda talk: not talk.is_busy,
+        replaced=lambda talk: talk.connection.close(),
     )
 
 
@@ -259,3 +272,56 @@ async def test_what_takes_too_long_is_told_and_what_is_too_much_waits(net: Net) 
     half = OPTIONS.in_flight_bytes_max // 2
     await asyncio.gather(*(talks.in_time(work, size_bytes=half) for _ in range(6)))
     assert max(most) == 2
+
+
+async def talk_with_the_second(net: Net) -> tuple[Reconnecting[Talk], Talk]:
+    """The first is lost, and could be had again."""
+    talks = talks_over(net, hosts="first,second")
+    (await talks.get()).is_broken = True
+    return talks, await talks.get()
+
+
+async def test_the_first_node_is_talked_to_again_once_nothing_is_in_flight(net: Net) -> None:
+    talks, second = await talk_with_the_second(net)
+    second.is_busy = True
+    net.awake.set()
+    await turns()
+    assert net.tried == ["first", "second"]
+    second.is_busy = False
+    async with asyncio.TaskGroup() as group:
+        group.create_task(talks.in_time(turns))
+        await asyncio.sleep(0)
+        assert net.tried == ["first", "second"], "a request is in flight"
+    await turns()
+    assert net.tried == ["first", "second", "first"]
+    assert second.connection.is_closed
+    assert (await talks.get()).connection is net.made[2]
+    (await talks.get()).is_broken = True
+    await talks.get()
+    assert net.tried[3:] == ["second"], "after the first comes the one after it"
+
+
+async def test_a_conversation_that_is_needed_while_another_begins_is_kept(net: Net) -> None:
+    talks, second = await talk_with_the_second(net)
+    net.awake.set()
+    while len(net.tried) < 3:
+        await asyncio.sleep(0)
+    net.awake.clear()
+    assert await talks.get() is second
+    await turns()
+    assert not second.connection.is_closed
+    assert net.made[2].is_closed
+    assert await talks.get() is second
+
+
+async def test_a_closed_client_returns_to_no_node(net: Net) -> None:
+    talks, _ = await talk_with_the_second(net)
+    talks.close()
+    net.awake.set()
+    await turns()
+    assert net.tried == ["first", "second"]
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)

@@ -28,6 +28,14 @@ def test_several_hosts_share_credentials_and_options() -> None:
     )
 
 
+def test_the_order_of_the_hosts_is_drawn_unless_the_address_keeps_it() -> None:
+    assert not parse_url("flymq://a,b", port=1).in_order
+    assert not parse_url("felix://a,b?hosts=random", port=1).in_order
+    ordered = parse_url("blipmq://key@a,b?hosts=in-order&ca=ca.pem", port=1)
+    assert ordered.in_order
+    assert str(ordered) == "blipmq://a:1,b:1"
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -62,6 +70,7 @@ def test_no_error_shows_a_password(url: str) -> None:
         ("flymq://host/topic", "ends after the port; remove '/topic'"),
         ("flymq://host?timeout=3", "'timeout' is unknown"),
         ("flymq://host?ca=", "'ca' is unknown or empty"),
+        ("flymq://a,b?hosts=shuffled", "option hosts is 'shuffled': write hosts=random or hosts=in-order"),
         ("flymq://a,,b", "'a,,b' has a comma without a host next to it"),
         ("flymq://a,", "has a comma without a host next to it"),
         ("flymq://a,:9093", "has a comma without a host next to it"),

@@ -8,5 +8,8 @@ from penstock.spark.connection import _clients
 def close_pooled_clients() -> None:
     """Close them. Later requests for a pooled client get a new one."""
     with _clients._lock:
-        while _clients._clients:
-            _clients._clients.popitem()[1].close()
+        pooled = list(_clients._clients.values())
+        _clients._clients.clear()
+    for each in pooled:
+        if each.client is not None:
+            each.client.close()

@@ -258,6 +258,9 @@ def test_several_nodes_may_be_named() -> None:
     nodes = connection_settings({"penstock.bootstrap": "a.example:9999, b.example,[::1]"})
     assert nodes.url == "flymq://a.example:9999,b.example:9092,[::1]:9092"
     assert connection_settings({"penstock.bootstrap": "flymq://a.example:9999,b.example,[::1]:9092"}) == nodes
+    for address in ("a,b?hosts=in-order", "flymq://a,b?hosts=in-order"):
+        ordered = connection_settings({"penstock.bootstrap": address, "penstock.tls.ca": "ca.pem"})
+        assert ordered.url == "flymqs://a:9092,b:9092?ca=ca.pem&hosts=in-order"
     secured = connection_settings({"penstock.bootstrap": "a,b", "penstock.user": "ann", "penstock.password": "a,b"})
     assert secured.url == "flymq://ann:a%2Cb@a:9092,b:9092"
 

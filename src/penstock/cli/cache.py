@@ -142,9 +142,12 @@ def felix_url(url: str) -> str:
     from penstock.units import is_loopback
 
     address = parse_url(url, port=PORT)
+    names_files = bool(address.tls_files)
     if address.scheme != SCHEME:
         url = f"{SCHEME}://{','.join(dict.fromkeys(str(each._replace(port=PORT)) for each in address.hosts))}"
+        url += "?hosts=in-order" if address.in_order else ""
+        names_files = False
     own = DATA_DIR / CERTIFICATE_FILE
-    if "?" not in url and all(is_loopback(each.host) for each in address.hosts) and own.is_file():
-        url += f"?ca={quote(str(own))}"
+    if not names_files and all(is_loopback(each.host) for each in address.hosts) and own.is_file():
+        url += f"{'&' if '?' in url else '?'}ca={quote(str(own))}"
     return url

@@ -213,7 +213,12 @@ def _engine(config: Config, role: Any) -> Engine:
     if config.engine == "kafka":
         from penstock.log.kafka.engine import KafkaEngine
 
-        return KafkaEngine(config.kafka, role=role)
+        return KafkaEngine(
+            config.kafka,
+            role=role,
+            tail_bytes_per_partition=config.log.tail_bytes_per_partition,
+            tail_bytes_max=config.log.tail_bytes_max,
+        )
     return EmbeddedEngine(
         config.data_dir, options=config.log.model_copy(update={"maintenance_interval_s": float(1 << 30)})
     )

@@ -20,10 +20,12 @@ import typer
 
 from penstock.cli import terminal
 from penstock.cli.options import AdminOption, admin_access, admin_url, wants_json
+from penstock.errors import Unreachable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from penstock.cli.admin_access import AdminAccess
     from penstock.cli.rates import Rates
     from penstock.cli.sample import Sample
 
@@ -56,27 +58,49 @@ def top(
     Reads the admin address of the broker. If that requires a login, the user
     of the broker's address logs in. Keys: q quits; r, n, s and c sort topics by
     rate, name, size and records. If the connection is lost, the last numbers
-    stay, and it reconnects. [bold]--json[/bold] prints one sample.
+    stay, and it reconnects: of several nodes, to the first that answers.
+    [bold]--json[/bold] prints one sample.
 
     Examples:
     $ penstock top
     $ penstock top --interval 0.5 --sort size
     $ penstock top --once --json | jq .records_per_s
     """
-    from penstock.cli.sample import fetch
     from penstock.cli.top_screen import SORTS
 
     keys = {word: key for key, (word, _) in SORTS.items()}
     if sort not in keys:
         raise typer.BadParameter(f"{sort} is not a column to sort by: use {', '.join(keys)}", param_hint="--sort")
-    url = admin_url(context, admin)
-    access = admin_access(context, url)
+    watched = Watched(partial(admin_url, context, admin), partial(admin_access, context))
     if wants_json(context) or once:
-        _print_once(partial(fetch, url, access), interval_s, keys[sort], as_json=wants_json(context))
+        _print_once(watched.fetch, interval_s, keys[sort], as_json=wants_json(context))
         return
     if not terminal.on_terminal() or os.environ.get("TERM", "dumb") == "dumb":
         raise typer.BadParameter("standard output is not a terminal: use --once or --json")
-    _watch(url, partial(fetch, url, access), interval_s, keys[sort])
+    _watch(watched, interval_s, keys[sort])
+
+
+class Watched:
+    """The broker that is watched: of several nodes the first that answers, and another one once that does not."""
+
+    def __init__(self, find: Callable[[], str], access_to: Callable[[str], AdminAccess]) -> None:
+        self._find = find
+        self._access_to = access_to
+        self._look()
+
+    def _look(self) -> None:
+        self.url = self._find()
+        self._access = self._access_to(self.url)
+
+    def fetch(self) -> Sample:
+        """Raises Unreachable; the next call may ask another node."""
+        from penstock.cli.sample import fetch
+
+        try:
+            return fetch(self.url, self._access)
+        except Unreachable:
+            self._look()
+            raise
 
 
 def _print_once(fetch: Fetch, interval_s: float, sort: str, *, as_json: bool) -> None:
@@ -94,14 +118,14 @@ def _print_once(fetch: Fetch, interval_s: float, sort: str, *, as_json: bool) ->
     terminal.console().print(render(rates, sort=sort, height=height, note="", trouble="", keys=False))
 
 
-def _watch(url: str, fetch: Fetch, interval_s: float, sort: str) -> None:
+def _watch(watched: Watched, interval_s: float, sort: str) -> None:
     from rich.live import Live
 
-    first = fetch()  # no broker to begin with is an error like that of any command
+    first = watched.fetch()  # no broker to begin with is an error like that of any command
     console = terminal.console()
-    view = View(url, first, sort)
+    view = View(watched, first, sort)
     with (
-        _sampling(fetch, interval_s) as sampler,
+        _sampling(watched.fetch, interval_s) as sampler,
         _keys() as keyboard,
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
@@ -118,8 +142,10 @@ def _watch(url: str, fetch: Fetch, interval_s: float, sort: str) -> None:
 class View:
     """What is on the screen: two samples, how topics are sorted, and what became of the connection."""
 
-    def __init__(self, url: str, first: Sample, sort: str) -> None:
-        self._url = url
+    def __init__(self, watched: Watched, first: Sample, sort: str) -> None:
+        self._watched = watched
+        self._url = watched.url
+        """Where the last sample is from."""
         self._before: Sample | None = None
         self._after = first
         self._sort = sort
@@ -136,7 +162,8 @@ class View:
         if self._lost_s is not None:
             self._note = now_s, f"reconnected after {now_s - self._lost_s:.0f} s"
             self._lost_s = None
-        self._before, self._after = self._after, answer
+        self._before = self._after if self._watched.url == self._url else None  # there are no rates between two nodes
+        self._after, self._url = answer, self._watched.url
 
     def press(self, keys: bytes) -> bool:
         """Obey keys; False to quit."""
@@ -163,7 +190,7 @@ class View:
         if self._note is not None and now_s - self._note[0] < RECONNECTED_SHOWN_S:
             note = self._note[1]
         if self._lost_s is not None:
-            trouble = f"no answer for {now_s - self._lost_s:.0f} s, connecting again to {self._url}"
+            trouble = f"no answer for {now_s - self._lost_s:.0f} s, connecting again to {self._watched.url}"
         return render(self.rates, sort=self._sort, height=height, note=note, trouble=trouble, keys=True)
 
 

@@ -7,8 +7,10 @@ from functools import partial
 from random import Random
 from typing import Final, Self
 
+from penstock.clients.nodes import Nodes
 from penstock.clients.options import ClientOptions
 from penstock.clients.retry import Attempts, NewAttempts, Sleep
+from penstock.clients.returning import NewReturn, Return
 from penstock.clients.url import Address
 from penstock.clock import Clock, SystemClock
 
@@ -51,12 +53,13 @@ class AsyncClient(AsyncOpened):
         self._options = options or ClientOptions()
         self._clock = clock or SystemClock()
         self._sleep = sleep
+        random = random or Random()  # noqa: S311 - neither jitter nor the order of hosts guards a secret
         self._attempts: NewAttempts = partial(
-            Attempts,
-            self._options.retry,
-            clock=self._clock,
-            random=random or Random(),  # noqa: S311 - jitter guards no secret
-            sleep=sleep,
+            Attempts, self._options.retry, clock=self._clock, random=random, sleep=sleep
+        )
+        self._nodes = Nodes(address, random)
+        self._new_return: NewReturn = partial(
+            Return, self._nodes, after_s=self._options.return_after_s, random=random, sleep=sleep
         )
 
     @abstractmethod

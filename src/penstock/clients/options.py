@@ -18,6 +18,10 @@ class ClientOptions:
     request_timeout_s: float = 30.0
     """Timeout from sending a request to its reply. A connection that misses it is closed and replaced."""
 
+    return_after_s: float = 60.0
+    """About how long a client with several hosts stays on another one than its first before it tries to return, in a quiet moment; 0 for
+    always."""
+
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """Attempts to connect before a request fails with Unreachable."""
 
@@ -31,3 +35,5 @@ class ClientOptions:
         for name in ("connect_timeout_s", "request_timeout_s", "in_flight_requests_max", "in_flight_bytes_max"):
             if getattr(self, name) <= 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be more than 0")
+        if self.return_after_s < 0:
+            raise InvalidRequest(f"return_after_s is {self.return_after_s}; it must be 0 or more")

@@ -122,6 +122,11 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
             self._transport.abort()
             await self._gone.wait()
 
+    def leave(self) -> None:
+        """Close, where nothing is in flight, without waiting for the peer's part in it."""
+        if self._transport is not None:
+            self._transport.close()
+
     def abort(self) -> None:
         """Close the connection at once."""
         if self._transport is not None:

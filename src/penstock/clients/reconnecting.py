@@ -15,6 +15,7 @@ from penstock.clients.nodes import Nodes, unreachable
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, connect_quic
 from penstock.clients.retry import NewAttempts
+from penstock.clients.returning import NewReturn
 from penstock.clients.url import Address
 from penstock.clients.window import Window
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, RequestTimeout, Unreachable
@@ -24,32 +25,40 @@ Conversation = TypeVar("Conversation")
 
 
 class Reconnecting(Generic[Conversation]):
-    """`begin` makes the conversation of a new connection; `is_usable` tells whether it still is."""
+    """`begin` makes the conversation of a new connection; `is_usable` tells whether it still is, `is_idle` whether it can be given up for
+    another without harm, and `replaced` that it was."""
 
     def __init__(
         self,
-        address: Address,
+        nodes: Nodes,
         options: ClientOptions,
         attempts: NewAttempts,
+        new_return: NewReturn,
         *,
         alpn: str | None,
         begin: Callable[[QuicConnection], Awaitable[Conversation]],
         is_usable: Callable[[Conversation], bool],
+        is_idle: Callable[[Conversation], bool],
+        replaced: Callable[[Conversation], None],
     ) -> None:
-        self._address = address
-        self._nodes = Nodes(address)
-        self._node = address
+        self._address = nodes.address
+        self._nodes = nodes
+        self._node = nodes.address
         """The one of the last conversation."""
         self._options = options
         self._alpn = alpn
         self._begin = begin
         self._is_usable = is_usable
+        self._is_idle = is_idle
+        self._replaced = replaced
         self._attempts = attempts
         self._window = Window(options.in_flight_requests_max, options.in_flight_bytes_max)
         self._current: Conversation | None = None
         self._connection: QuicConnection | None = None
         """What the conversation goes over."""
         self._connecting = asyncio.Lock()
+        self._uses_so_far = 0
+        self._return = new_return(uses=self._uses, move=self._move)
         self._closed = False
 
     async def open(self) -> None:
@@ -58,6 +67,7 @@ class Reconnecting(Generic[Conversation]):
 
     async def get(self, attempts_max: int | None = None) -> Conversation:
         """Return the session. Raises Unreachable if there is none, and what `begin` raises."""
+        self.used()
         current = self._usable()
         if current is not None:
             return current
@@ -74,12 +84,39 @@ class Reconnecting(Generic[Conversation]):
             except (ConnectionLost, RequestTimeout) as error:  # nothing but the beginning was sent
                 raise Unreachable(f"cannot connect to {self._address}: {error}") from error
             self._current = begun
+            self._return.connected(self._node)
             return begun
 
     async def _begin_on(self, connection: QuicConnection) -> Conversation:
         conversation = await self._begin(connection)
         self._connection = connection
         return conversation
+
+    def used(self) -> None:
+        """Somebody is about to send something."""
+        self._uses_so_far += 1
+
+    def _uses(self) -> int | None:
+        current = self._usable()
+        quiet = current is not None and self._window.is_empty and self._is_idle(current)
+        return self._uses_so_far if quiet else None
+
+    async def _move(self, node: Address) -> bool:
+        """Begin the conversation with this node beside the one there is, and give that up for it unless it is needed again."""
+        before, uses = self._current, self._uses_so_far
+        made: list[QuicConnection] = []
+
+        async def begin(connection: QuicConnection) -> Conversation:
+            made.append(connection)
+            return await self._begin(connection)
+
+        after = await self._connect_once(node, begin)
+        if before is None or self._current is not before or self._uses() != uses:
+            made[0].close()
+            return False
+        self._current, self._connection, self._node = after, made[0], node
+        self._replaced(before)
+        return True
 
     def leave(self) -> Conversation | None:
         """Give up the session, so that the next caller gets another; return it, for what is left to send."""
@@ -91,10 +128,12 @@ class Reconnecting(Generic[Conversation]):
     def close(self) -> Conversation | None:
         """Nobody gets one any more; returns the last."""
         self._closed = True
+        self._return.stop()
         return self.leave()
 
     async def in_time(self, work: Callable[[], Awaitable[T]], requests: int = 1, size_bytes: int = 0) -> T:
         """Run an action within the bounds on requests in flight and on time. Raises RequestTimeout."""
+        self.used()
         await self._window.enter(requests, size_bytes)
         try:
             return await self._within(self._node, self._options.request_timeout_s, work)

@@ -17,6 +17,7 @@ from penstock.clients.nodes import Nodes, unreachable
 from penstock.clients.options import ClientOptions
 from penstock.clients.pipeline import Exchange, Message, Pipeline
 from penstock.clients.retry import SUBMISSIONS_MAX, NewAttempts
+from penstock.clients.returning import NewReturn
 from penstock.clients.url import Address
 from penstock.clients.window import Window
 from penstock.errors import ConnectionLost, InvalidRequest, RequestTimeout, Unreachable
@@ -30,16 +31,17 @@ class Requests(Generic[Message]):
 
     def __init__(
         self,
-        address: Address,
+        nodes: Nodes,
         tls: ssl.SSLContext | None,
         new_pipeline: Callable[[str, OnLost[Message]], Pipeline[Message]],
         log_in: Callable[[Pipeline[Message]], Awaitable[None]],
         options: ClientOptions,
         attempts: NewAttempts,
+        new_return: NewReturn,
     ) -> None:
-        self._address = address
-        self._nodes = Nodes(address)
-        self._node = address
+        self._address = nodes.address
+        self._nodes = nodes
+        self._node = nodes.address
         """The one of the last connection."""
         self._tls = tls
         self._new_pipeline = new_pipeline
@@ -50,6 +52,11 @@ class Requests(Generic[Message]):
         self._pipeline: Pipeline[Message] | None = None
         self._connecting: asyncio.Task[Pipeline[Message]] | None = None
         self._open: set[asyncio.Future[None]] = set()
+        self._handed_over = 0
+        """Exchanges so far."""
+        self.stays = False
+        """Whether the node keeps something for this connection: the client does not give it up for another."""
+        self._return = new_return(uses=self._uses, move=self._move)
         self._closed = False
 
     async def open(self) -> None:
@@ -111,6 +118,7 @@ class Requests(Generic[Message]):
         self, pipeline: Pipeline[Message], exchange: Exchange[Message], after: Exchange[Message] | None, *, now: bool
     ) -> None:
         requests, size_bytes = exchange.awaited, len(exchange.data)
+        self._handed_over += 1
 
         def settled(finished: asyncio.Future[None]) -> None:
             self._window.leave(requests, size_bytes)
@@ -128,6 +136,7 @@ class Requests(Generic[Message]):
     async def close(self) -> None:
         """Let what is in flight finish (each within its own time), then close the connection. Closing again does nothing."""
         self._closed = True
+        self._return.stop()
         if self._connecting is not None:
             self._connecting.cancel()
         if self._open:
@@ -161,6 +170,7 @@ class Requests(Generic[Message]):
     def _lost(self, pipeline: Pipeline[Message]) -> None:
         if self._pipeline is pipeline:
             self._pipeline = None
+            self.stays = False
             self._nodes.leave(self._node)
 
     async def _connect_with_retries(self, attempts_max: int) -> Pipeline[Message]:
@@ -171,7 +181,7 @@ class Requests(Generic[Message]):
                 if failures and not attempts.in_time:
                     break
                 try:
-                    self._pipeline = pipeline = await self._connect_once(node)
+                    pipeline = await self._connect_once(node)
                 except (OSError, TimeoutError, ConnectionLost, RequestTimeout) as error:
                     failures[node.netloc] = error
                 except BaseException as error:
@@ -179,7 +189,8 @@ class Requests(Generic[Message]):
                         raise
                     failures[node.netloc] = error
                 else:
-                    self._node = node
+                    self._pipeline, self._node = pipeline, node
+                    self._return.connected(node)
                     return pipeline
             untrusted = all(isinstance(error, ssl.SSLCertVerificationError) for error in failures.values())
             if untrusted or not await attempts.another():
@@ -201,6 +212,21 @@ class Requests(Generic[Message]):
         if pipeline.lost is not None:  # accepted, and closed before its first request
             raise pipeline.lost
         return pipeline
+
+    # -- returning to the first node ---------------------------------------------------------------------------------------
+
+    def _uses(self) -> int | None:
+        return None if self._open or self._pipeline is None or self.stays else self._handed_over
+
+    async def _move(self, node: Address) -> bool:
+        before, uses = self._pipeline, self._handed_over
+        after = await self._connect_once(node)
+        if before is None or self._pipeline is not before or self._uses() != uses:  # not quiet any more
+            after.abort()
+            return False
+        self._pipeline, self._node = after, node
+        before.leave()
+        return True
 
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):

@@ -1,7 +1,8 @@
-"""Broker addresses as URLs: `scheme://[user[:password]@]host[:port][,host[:port]...][?ca=FILE&cert=FILE&key=FILE]`.
+"""Broker addresses as URLs: `scheme://[user[:password]@]host[:port][,host[:port]...][?ca=FILE&cert=FILE&key=FILE&hosts=in-order]`.
 
 A scheme that ends in `s` is the same protocol over TLS. Several hosts are nodes that serve the same log; credentials and options are those
-of all. `ca` names the certificates to trust, `cert` and `key` a client certificate.
+of all. `ca` names the certificates to trust, `cert` and `key` a client certificate. Each client draws an order of the hosts, unless
+`hosts=in-order` keeps that of the address.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from penstock.units import Address as HostPort
 
 HOSTS_MAX: Final = 16
 _TLS_OPTIONS = ("ca", "cert", "key")
+_HOSTS_OPTION = "hosts"
+_IN_ORDER = {"random": False, "in-order": True}
 _NOT_ESCAPED: Final = (
     "a broker address has an @ after a slash, a question mark or a hash: write those in a password as %2F, %3F and %23"
 )
@@ -58,6 +61,8 @@ class Address:
     """Of the protocol."""
     others: tuple[HostPort, ...] = ()
     """The hosts after the first one."""
+    in_order: bool = False
+    """Whether a client takes the hosts as they are listed, and not in an order that it draws."""
 
     @property
     def hosts(self) -> tuple[HostPort, ...]:
@@ -105,11 +110,14 @@ def parse_url(url: str, *, port: int, options: Sequence[str] = ()) -> Address:
     if parts.path not in ("", "/") or parts.fragment:
         raise InvalidRequest(f"a broker address ends after the port; remove {parts.path or '#' + parts.fragment!r}")
     for name, value in given.items():
-        if name not in (*_TLS_OPTIONS, *options) or not value:
-            others = f", and {', '.join(options)}" if options else ""
+        if name not in (*_TLS_OPTIONS, _HOSTS_OPTION, *options) or not value:
+            others = ", ".join((_HOSTS_OPTION, *options))
             raise InvalidRequest(
-                f"address option {name!r} is unknown or empty; known are {', '.join(_TLS_OPTIONS)}, each with a file{others}"
+                f"address option {name!r} is unknown or empty; known are {', '.join(_TLS_OPTIONS)}, each with a file, and {others}"
             )
+    order = given.get(_HOSTS_OPTION, "random")
+    if order not in _IN_ORDER:
+        raise InvalidRequest(f"address option hosts is {order!r}: write hosts=random or hosts=in-order")
     return Address(
         scheme=parts.scheme,
         host=hosts[0].host,
@@ -119,6 +127,7 @@ def parse_url(url: str, *, port: int, options: Sequence[str] = ()) -> Address:
         tls_files={name: value for name, value in given.items() if name in _TLS_OPTIONS},
         options={name: value for name, value in given.items() if name in options},
         others=tuple(hosts[1:]),
+        in_order=_IN_ORDER[order],
     )
 
 

@@ -18,6 +18,11 @@ class Window:
         self._bytes = 0
         self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in flight and nobody waits."""
+        return not self._requests and not self._waiting
+
     def has_room_for(self, requests: int, size_bytes: int) -> bool:
         """Whether they would enter without waiting."""
         return not self._waiting and self._has_room(requests, size_bytes)

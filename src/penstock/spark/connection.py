@@ -1,5 +1,5 @@
 """Connections to the broker: the options that name it, and one client for each broker in each Python process. Of several nodes that serve
-the same log, a client takes the first that answers, and the next after a loss.
+the same log, each client takes the first that answers in an order of its own, and the next after a loss.
 
 Spark keeps its worker processes and gives them task after task, so a client that was opened for one task serves the next. A process that
 was forked from one with clients makes its own.
@@ -51,12 +51,16 @@ class ConnectionSettings:
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
+    in_order: bool = False
+    """Whether the hosts are taken as they are listed."""
 
     @property
     def url(self) -> str:
         credentials = "" if self.user is None else f"{quote(self.user, '')}:{quote(self.password or '', '')}@"
-        files = {name: file for name in ("ca", "cert", "key") if (file := getattr(self, name)) is not None}
-        query = f"?{urlencode(files)}" if files else ""
+        said = {name: file for name in ("ca", "cert", "key") if (file := getattr(self, name)) is not None}
+        if self.in_order:
+            said["hosts"] = "in-order"
+        query = f"?{urlencode(said)}" if said else ""
         return f"flymq{'s' if self.tls else ''}://{credentials}{self.address}{query}"
 
 
@@ -77,13 +81,22 @@ def connection_settings(options: Mapping[str, str]) -> ConnectionSettings:
                 f"{BOOTSTRAP} is {parsed}: write the address of the FlyMQ listener as host:port, flymq://host:port or flymqs://host:port"
             )
         tls = tls or parsed.scheme == "flymqs"
-        address = parsed.netloc
     else:
-        address = parse_url(f"flymq://{address}", port=PORT).netloc
+        parsed = parse_url(f"flymq://{address}", port=PORT)
     if (user is None) != (password is None):
         raise InvalidRequest("penstock.user and penstock.password belong together: set both or none")
     files = {name: given.get(f"penstock.tls.{name}") for name in ("ca", "cert", "key")}
-    return ConnectionSettings(address, user, password, tls or any(files.values()), **files)
+    return ConnectionSettings(
+        parsed.netloc, user, password, tls or any(files.values()), in_order=parsed.in_order, **files
+    )
+
+
+class _Pooled:
+    """One client, once it is open. Who needs it waits for it; who needs another one does not."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.client: FlyMQClient | None = None
 
 
 class _Clients:
@@ -91,17 +104,18 @@ class _Clients:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._clients: dict[ConnectionSettings, FlyMQClient] = {}
+        self._clients: dict[ConnectionSettings, _Pooled] = {}
         self._process_id = os.getpid()
 
     def get(self, settings: ConnectionSettings) -> FlyMQClient:
         if self._process_id != os.getpid():
             self.__init__()  # type: ignore[misc]  # forked: the clients belong to the parent, threads and all
         with self._lock:
-            client = self._clients.get(settings)
-            if client is None:
-                client = self._clients[settings] = open_client(settings)
-            return client
+            pooled = self._clients.setdefault(settings, _Pooled())
+        with pooled.lock:
+            if pooled.client is None:
+                pooled.client = open_client(settings)
+            return pooled.client
 
 
 _clients = _Clients()

@@ -73,6 +73,7 @@ async def test_deliveries_of_qos_0_echo_the_polls_that_they_answer(talk: Convers
     assert [frame.correlation_id for frame in frames] == [100, 2, 102]
 
 
+@pytest.mark.dense
 async def test_polls_for_more_than_is_sent_at_once_wait_for_a_peer_that_reads(
     talk: Conversation, broker: Broker, blipmq: BlipMQ
 ) -> None:

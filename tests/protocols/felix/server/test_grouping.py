@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -32,7 +32,7 @@ from penstock.protocols.felix.server.caching import VALUE_BYTES_MAX
 from penstock.protocols.felix.server.grouping import ACK_MS, POLL_RECORDS_MAX
 from penstock.protocols.felix.session import Felix
 from penstock.testing.clock import ManualClock
-from tests.broker.producing import produce
+from tests.broker.producing import appended, produce
 from tests.protocols.felix.conversation import Peer, Talk
 
 SCOPE: Any = {"tenant_id": "t1", "namespace": "default", "stream": "demo"}
@@ -62,6 +62,12 @@ def records(*rows: tuple[int, bytes, int], number: int = 1) -> GroupRecords:
     return GroupRecords(records=[GroupRecord(*row) for row in rows], request_id=number)
 
 
+async def stored(broker: Broker, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None) -> int:
+    """Produce records in one append; returns the offset of the first."""
+    (placement,) = await produce(broker, TOPIC, values, keys)
+    return appended(placement).base_offset
+
+
 def group_of(broker: Broker, name: str = "billing") -> Subscription:
     found = broker.subscriptions.find_named(TOPIC, name)
     assert found is not None
@@ -86,54 +92,53 @@ async def waiting(broker: Broker, talk: Talk, request: GroupPoll) -> None:
 
 
 async def test_a_new_group_begins_with_the_earliest_record(talk: Talk, broker: Broker) -> None:
-    await produce(broker, TOPIC, [b"one", b"two"])
-    assert await talk.ask(poll(7)) == records((0, b"one", 1), (1, b"two", 1), number=7)
+    first = await stored(broker, [b"one", b"two"])
+    assert await talk.ask(poll(7)) == records((first, b"one", 1), (first + 1, b"two", 1), number=7)
     assert await talk.ask(poll(8)) == records(number=8)
 
 
 async def test_no_more_is_claimed_than_was_asked_for_and_the_rest_goes_to_others(peer: Peer, broker: Broker) -> None:
-    await produce(broker, TOPIC, [b"one", b"two"])
-    assert await peer.open().ask(poll(max_records=1)) == records((0, b"one", 1))
-    assert await peer.open().ask(poll()) == records((1, b"two", 1))
+    first = await stored(broker, [b"one", b"two"])
+    assert await peer.open().ask(poll(max_records=1)) == records((first, b"one", 1))
+    assert await peer.open().ask(poll()) == records((first + 1, b"two", 1))
 
 
 async def test_groups_are_independent(talk: Talk, broker: Broker) -> None:
-    await produce(broker, TOPIC, [b"one"])
+    first = await stored(broker, [b"one"])
     for group in ("billing", "shipping"):
-        assert await talk.ask(poll(group=group)) == records((0, b"one", 1))
+        assert await talk.ask(poll(group=group)) == records((first, b"one", 1))
 
 
 async def test_a_group_is_the_same_one_after_a_restart_of_its_clients(felix: Felix, broker: Broker) -> None:
-    await produce(broker, TOPIC, [b"one", b"two"])
-    first = Peer(felix).open()
-    await first.ask(poll(max_records=1))
-    assert await first.ask(ack(0)) == CacheOk(request_id=1)
-    assert await Peer(felix).open().ask(poll()) == records((1, b"two", 1))
+    first = await stored(broker, [b"one", b"two"])
+    talk = Peer(felix).open()
+    await talk.ask(poll(max_records=1))
+    assert await talk.ask(ack(first)) == CacheOk(request_id=1)
+    assert await Peer(felix).open().ask(poll()) == records((first + 1, b"two", 1))
 
 
-@pytest.mark.dense
 async def test_a_group_of_another_protocol_keeps_the_time_that_its_readers_have(
     talk: Talk, broker: Broker, clock: ManualClock
 ) -> None:
     await broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 2, name="billing", start="earliest", ack_ms=90_000)
-    await produce(broker, TOPIC, [b"one"])
-    assert await talk.ask(poll()) == records((0, b"one", 1))
+    first = await stored(broker, [b"one"])
+    assert await talk.ask(poll()) == records((first, b"one", 1))
     clock.advance(89)
     assert await talk.ask(poll()) == records()
-    assert await talk.ask(ack(0)) == CacheOk(request_id=1)
+    assert await talk.ask(ack(first)) == CacheOk(request_id=1)
 
 
 async def test_a_tombstone_is_a_record_with_nothing_in_it(talk: Talk, broker: Broker) -> None:
-    await produce(broker, TOPIC, [None, b""], keys=[b"k", None])
-    assert await talk.ask(poll()) == records((0, b"", 1), (1, b"", 1))
+    first = await stored(broker, [None, b""], keys=[b"k", None])
+    assert await talk.ask(poll()) == records((first, b"", 1), (first + 1, b"", 1))
 
 
 async def test_a_poll_is_bounded_in_records_and_in_bytes(talk: Talk, broker: Broker) -> None:
-    await produce(broker, TOPIC, [b"x"] * (POLL_RECORDS_MAX + 1))
+    first = await stored(broker, [b"x"] * (POLL_RECORDS_MAX + 1))
     answer = await talk.ask(poll(max_records=(1 << 32) - 1))
     assert isinstance(answer, GroupRecords)
     assert len(answer.records) == POLL_RECORDS_MAX
-    assert await talk.ask(poll(max_records=2)) == records((POLL_RECORDS_MAX, b"x", 1))
+    assert await talk.ask(poll(max_records=2)) == records((first + POLL_RECORDS_MAX, b"x", 1))
 
 
 async def test_records_that_do_not_fit_into_one_frame_come_in_several(
@@ -141,42 +146,43 @@ async def test_records_that_do_not_fit_into_one_frame_come_in_several(
 ) -> None:
     monkeypatch.setattr(grouping, "VALUE_BYTES_MAX", 100)
     values = [bytes(size) for size in (60, 41, 30, 101, 29, 1)]
-    await produce(broker, TOPIC, values)
-    assert await talk.ask(poll()) == records((0, values[0], 1))
-    assert await talk.ask(poll()) == records((1, values[1], 1), (2, values[2], 1), (4, values[4], 1))
-    assert await talk.ask(poll()) == records((5, values[5], 1))
+    first = await stored(broker, values)
+    assert await talk.ask(poll()) == records((first, values[0], 1))
+    assert await talk.ask(poll()) == records(
+        (first + 1, values[1], 1), (first + 2, values[2], 1), (first + 4, values[4], 1)
+    )
+    assert await talk.ask(poll()) == records((first + 5, values[5], 1))
     await until(lambda: broker.dead_letters.stats.sent == 1)
 
 
 async def test_the_largest_record_fits_into_a_frame(talk: Talk, broker: Broker) -> None:
     largest = bytes(VALUE_BYTES_MAX)
-    await produce(broker, TOPIC, [largest])
-    assert await talk.ask(poll()) == records((0, largest, 1))
+    first = await stored(broker, [largest])
+    assert await talk.ask(poll()) == records((first, largest, 1))
 
 
 async def test_a_record_that_fits_into_no_frame_becomes_a_dead_letter(talk: Talk, broker: Broker) -> None:
-    await produce(broker, TOPIC, [bytes(VALUE_BYTES_MAX + 1), b"last"])
-    assert await talk.ask(poll()) == records((1, b"last", 1))
+    first = await stored(broker, [bytes(VALUE_BYTES_MAX + 1), b"last"])
+    assert await talk.ask(poll()) == records((first + 1, b"last", 1))
     await until(lambda: broker.dead_letters.stats.sent == 1)
 
 
 async def test_records_that_are_not_in_memory_are_read_even_where_nothing_is_waited_for(
     talk: Talk, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await produce(broker, TOPIC, [b"one"])
+    first = await stored(broker, [b"one"])
     partition = type(broker.records.partition(SYSTEM, TOPIC, 0))
     monkeypatch.setattr(partition, "read_cached", lambda self, offset, bytes_max=0: None)
-    assert await talk.ask(poll()) == records((0, b"one", 1))
+    assert await talk.ask(poll()) == records((first, b"one", 1))
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.dense
 async def test_a_poll_waits_for_a_record(talk: Talk, broker: Broker) -> None:
     await waiting(broker, talk, poll(3, wait_ms=LONG_MS))
-    await produce(broker, TOPIC, [b"late"])
-    assert await talk.reply() == records((0, b"late", 1), number=3)
+    first = await stored(broker, [b"late"])
+    assert await talk.reply() == records((first, b"late", 1), number=3)
     assert talk.stream.held_bytes == 0
     assert not group_of(broker).watched
 
@@ -186,16 +192,14 @@ async def test_a_poll_for_which_nothing_comes_is_answered_with_nothing(talk: Tal
     assert not group_of(broker).watched
 
 
-@pytest.mark.dense
 async def test_what_is_asked_behind_a_poll_waits_for_it(talk: Talk, broker: Broker) -> None:
     await waiting(broker, talk, poll(1, wait_ms=LONG_MS))
     talk.say(poll(2))
-    await produce(broker, TOPIC, [b"late"])
-    assert await talk.reply() == records((0, b"late", 1), number=1)
+    first = await stored(broker, [b"late"])
+    assert await talk.reply() == records((first, b"late", 1), number=1)
     assert await talk.reply() == records(number=2)
 
 
-@pytest.mark.dense
 @pytest.mark.parametrize("ending", ["closed", "aborted"])
 async def test_a_stream_that_ends_claims_nothing_more(peer: Peer, broker: Broker, ending: str) -> None:
     talk = peer.open()
@@ -206,8 +210,8 @@ async def test_a_stream_that_ends_claims_nothing_more(peer: Peer, broker: Broker
         talk.say(poll(2))
         talk.session.aborted(0)
     await until(lambda: not group_of(broker).watched and not talk.stream.held_bytes)
-    await produce(broker, TOPIC, [b"for others"])
-    assert await peer.open().ask(poll(5)) == records((0, b"for others", 1), number=5)
+    first = await stored(broker, [b"for others"])
+    assert await peer.open().ask(poll(5)) == records((first, b"for others", 1), number=5)
 
 
 async def test_a_broker_that_stops_answers_polls_with_nothing(peer: Peer, broker: Broker) -> None:
@@ -234,21 +238,21 @@ async def test_a_stream_that_is_deleted_ends_polls_with_an_error(talk: Talk, bro
 async def test_what_is_acknowledged_is_finished_and_may_be_acknowledged_again(
     peer: Peer, broker: Broker, clock: ManualClock
 ) -> None:
-    await produce(broker, TOPIC, [b"one", b"two"])
+    first = await stored(broker, [b"one", b"two"])
     talk = peer.open()
     await talk.ask(poll())
-    assert await peer.open().ask(ack(0, 5)) == CacheOk(request_id=5)
-    assert await talk.ask(ack(0, 6)) == CacheOk(request_id=6), "the first answer may have been lost"
+    assert await peer.open().ask(ack(first, 5)) == CacheOk(request_id=5)
+    assert await talk.ask(ack(first, 6)) == CacheOk(request_id=6), "the first answer may have been lost"
     clock.advance(ACK_MS / 1000)
-    assert await talk.ask(poll()) == records((1, b"two", 2))
+    assert await talk.ask(poll()) == records((first + 1, b"two", 2))
 
 
 async def test_what_is_handed_back_comes_again_after_a_moment(talk: Talk, broker: Broker, clock: ManualClock) -> None:
-    await produce(broker, TOPIC, [b"one"])
+    first = await stored(broker, [b"one"])
     await talk.ask(poll())
-    assert await talk.ask(nack(0, 2)) == CacheOk(request_id=2)
+    assert await talk.ask(nack(first, 2)) == CacheOk(request_id=2)
     clock.advance(0.1)
-    assert await talk.ask(poll()) == records((0, b"one", 2))
+    assert await talk.ask(poll()) == records((first, b"one", 2))
 
 
 @pytest.mark.dense
@@ -266,9 +270,9 @@ async def test_records_come_in_the_order_of_their_offsets(talk: Talk, broker: Br
 async def test_what_is_left_alone_comes_again_and_then_becomes_a_dead_letter(
     talk: Talk, broker: Broker, clock: ManualClock
 ) -> None:
-    await produce(broker, TOPIC, [b"one"])
+    first = await stored(broker, [b"one"])
     for attempt in (1, 2, 3):
-        assert await talk.ask(poll()) == records((0, b"one", attempt))
+        assert await talk.ask(poll()) == records((first, b"one", attempt))
         clock.advance(ACK_MS / 1000 - 1)
         assert await talk.ask(poll()) == records()
         clock.advance(1)
@@ -282,43 +286,43 @@ STALE = "stale claim: offset {} is not with a member of group billing; it may be
 
 @pytest.mark.embedded
 async def test_a_claim_that_does_not_stand_is_refused(talk: Talk, broker: Broker, clock: ManualClock) -> None:
-    await produce(broker, TOPIC, [b"one", b"two"])
+    first = await stored(broker, [b"one", b"two"])
     await talk.ask(poll(max_records=1))
     clock.advance(ACK_MS / 1000)
     broker.subscriptions.sweep()
-    for request in (ack(0), nack(0), ack(1), nack(1), ack((1 << 64) - 1), nack((1 << 64) - 1)):
+    for request in (ack(first), nack(first), ack(first + 1), nack(first + 1), ack((1 << 64) - 1), nack((1 << 64) - 1)):
         assert await talk.ask(request) == Error(request_id=1, message=STALE.format(request.offset))
-    assert await talk.ask(poll()) == records((0, b"one", 2), (1, b"two", 1))
+    assert await talk.ask(poll()) == records((first, b"one", 2), (first + 1, b"two", 1))
 
 
 async def test_a_finished_record_cannot_be_handed_back(talk: Talk, broker: Broker) -> None:
-    await produce(broker, TOPIC, [b"one"])
+    first = await stored(broker, [b"one"])
     await talk.ask(poll())
-    await talk.ask(ack(0))
-    assert await talk.ask(nack(0)) == Error(request_id=1, message=STALE.format(0))
+    await talk.ask(ack(first))
+    assert await talk.ask(nack(first)) == Error(request_id=1, message=STALE.format(first))
 
 
 async def test_a_delivery_may_be_named_by_its_number(talk: Talk, broker: Broker, clock: ManualClock) -> None:
-    await produce(broker, TOPIC, [b"one"])
+    first = await stored(broker, [b"one"])
     await talk.ask(poll())
-    assert await talk.ask(nack(0, attempts=2)) == Error(request_id=1, message=STALE.format(0))
-    assert await talk.ask(nack(0, attempts=1)) == CacheOk(request_id=1)
+    assert await talk.ask(nack(first, attempts=2)) == Error(request_id=1, message=STALE.format(first))
+    assert await talk.ask(nack(first, attempts=1)) == CacheOk(request_id=1)
 
 
 async def test_records_before_the_group_are_not_its_own(peer: Peer, broker: Broker) -> None:
-    await produce(broker, TOPIC, [b"before"])
+    first = await stored(broker, [b"before"])
     await broker.subscriptions.subscribe(ANONYMOUS, TOPIC, 2, name="billing", start="latest")
-    assert await peer.open().ask(ack(0)) == Error(request_id=1, message=STALE.format(0))
+    assert await peer.open().ask(ack(first)) == Error(request_id=1, message=STALE.format(first))
 
 
 async def test_an_acknowledgement_is_answered_once_it_is_on_disk(
     talk: Talk, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await produce(broker, TOPIC, [b"one"])
+    first = await stored(broker, [b"one"])
     await talk.ask(poll())
     waiting_for: list[Any] = []
     monkeypatch.setattr(broker.subscriptions, "when_durable", waiting_for.append)
-    talk.say(ack(0))
+    talk.say(ack(first))
     await until(lambda: waiting_for)
     await asyncio.sleep(0)
     assert talk.silent()
@@ -403,6 +407,7 @@ async def test_every_stream_has_one_shard(talk: Talk, stream: str) -> None:
 # -- in bytes ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.dense
 async def test_a_group_in_bytes(talk: Talk, broker: Broker) -> None:
     await produce(broker, TOPIC, [b"hello"])
     scope = b'"tenant_id":"t1","namespace":"default","stream":"demo","shard":0,"group":"g"'
@@ -426,15 +431,15 @@ async def test_a_group_in_bytes(talk: Talk, broker: Broker) -> None:
 
 async def test_a_group_fails_with_the_reason_when_its_stream_gets_partitions(peer: Peer, broker: Broker) -> None:
     talk = peer.open()
-    await produce(broker, TOPIC, [b"one"])
-    assert await talk.ask(poll()) == records((0, b"one", 1))
+    first = await stored(broker, [b"one"])
+    assert await talk.ask(poll()) == records((first, b"one", 1))
     await waiting(broker, talk, poll(2, wait_ms=LONG_MS))
     await broker.topics.add_partitions(ANONYMOUS, TOPIC, 2)
     text = "a group needs a stream with one partition, whose offsets tell records apart; this one has 2"
     answer = await talk.reply()
     assert isinstance(answer, Error)
     assert (answer.request_id, text in answer.message) == (2, True)
-    for request in (poll(3), ack(0, 3), nack(0, 3)):
+    for request in (poll(3), ack(first, 3), nack(first, 3)):
         refused = await talk.ask(request)
         assert isinstance(refused, Error)
         assert text in refused.message

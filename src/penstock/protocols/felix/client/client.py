@@ -94,12 +94,15 @@ class AsyncFelixClient(AsyncClient):
         self._auth = Auth(tenant_id=self.tenant, token=token, client_flags=SUPPORTED)
         self._subscriptions: set[AsyncSubscription] = set()
         self._sessions: Reconnecting[ClientSession] = Reconnecting(
-            self.address,
+            self._nodes,
             self._options,
             self._attempts,
+            self._new_return,
             alpn=None,  # many deployed brokers have none, and the others accept clients that offer none
             begin=lambda connection: ClientSession.begin(connection, self._auth),
             is_usable=lambda session: session.is_usable,
+            is_idle=lambda session: session.is_idle,
+            replaced=lambda session: session.close(),
         )
 
     # -- life ------------------------------------------------------------------------------------------------------------

@@ -54,6 +54,11 @@ class Lane:
         assert self._stream is not None
         return self._stream
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was sent is known to be carried out."""
+        return not self._waiting and not self._posted
+
     def next_id(self) -> int:
         return next(self._ids)
 

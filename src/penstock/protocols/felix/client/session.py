@@ -31,6 +31,14 @@ class ClientSession:
     def is_usable(self) -> bool:
         return self._connection.loss is None and self.publishing.failure is None and self.caching.failure is None
 
+    @property
+    def is_idle(self) -> bool:
+        return self.publishing.is_idle and self.caching.is_idle
+
+    def close(self) -> None:
+        """Disconnect, where nothing is in flight."""
+        self._connection.close()
+
     async def finish(self) -> None:
         """Send no more requests, wait for the replies, then disconnect."""
         try:

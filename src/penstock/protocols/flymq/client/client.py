@@ -497,7 +497,9 @@ class AsyncFlyMQClient(TcpClient[Replies]):
     ) -> int:
         """Join a group until the connection ends; return the offset to start at."""
         check_topic(topic)
-        return await self._ask(Subscribe(topic, group, index_field(partition), mode))
+        offset = await self._ask(Subscribe(topic, group, index_field(partition), mode))
+        self._requests.stays = True  # the broker counts this connection as a member
+        return offset
 
     async def commit(self, topic: str, group: str, partition: int, offset: int) -> None:
         """Commit `offset` as the next one the group reads."""
@@ -564,10 +566,12 @@ class AsyncFlyMQClient(TcpClient[Replies]):
         return Pipeline(peer, ReplyDecoder(), replies_in, on_lost)
 
     async def _log_in(self, pipeline: Pipeline[Replies]) -> None:
+        timeout_s = self._options.connect_timeout_s
         if self.address.user is None:
+            await self._greet(pipeline, Call(encode_request(Whoami()), timeout_s=timeout_s, repeatable=True))
             return
         data = encode_request(Auth(self.address.user, self.address.password or ""))
-        call = Call(data, timeout_s=self._options.connect_timeout_s, repeatable=False)
+        call = Call(data, timeout_s=timeout_s, repeatable=False)
         pipeline.submit(call)
         await call.finished
         if not decode_authenticated(call.payload):

@@ -78,7 +78,9 @@ class AsyncFujinClient(AsyncClient):
     ) -> None:
         address = parse_quic_url(url, SCHEME, port=PORT, tls=tls)
         super().__init__(address, options, clock=clock, random=random, sleep=sleep)
-        self._link = Link(address, self._options, self._attempts, with_headers=write_form == "table")
+        self._link = Link(
+            self._nodes, self._options, self._attempts, self._new_return, with_headers=write_form == "table"
+        )
 
     # -- life ------------------------------------------------------------------------------------------------------------
 

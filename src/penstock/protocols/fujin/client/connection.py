@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.clients.arguments import check_topic, chunks, values_of
+from penstock.clients.nodes import Nodes
 from penstock.clients.options import ClientOptions
 from penstock.clients.quic import QuicConnection, QuicStream
 from penstock.clients.reconnecting import Reconnecting
 from penstock.clients.results import require_success
 from penstock.clients.retry import NewAttempts
-from penstock.clients.url import Address
+from penstock.clients.returning import NewReturn
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.protocols.fujin.client.streams import ReaderStream, WriterStream
 from penstock.protocols.fujin.codec.request_encoding import FOLLOWS_CONTRACT, NO_HEADERS, Headers, encode_headers_field
@@ -38,26 +39,32 @@ class Link:
 
     def __init__(
         self,
-        address: Address,
+        nodes: Nodes,
         options: ClientOptions,
         attempts: NewAttempts,
+        new_return: NewReturn,
         *,
         with_headers: bool,
     ) -> None:
         self.attempts = attempts
         self._with_headers = with_headers
         self._connections: Reconnecting[QuicConnection] = Reconnecting(
-            address,
+            nodes,
             options,
             attempts,
+            new_return,
             alpn=ALPN,
             begin=_begin,
             is_usable=lambda connection: connection.loss is None,
+            is_idle=self._is_idle,
+            replaced=self._replaced,
         )
         self._shown: QuicConnection | None = None
         """The connection whose server knows that this client follows the contract."""
         self._writer: WriterStream | None = None
         self._open: set[WriterStream | ReaderStream] = set()
+        self._attaching = 0
+        """Streams that are being opened."""
 
     async def open(self) -> None:
         """Connect now, with one attempt, so that a wrong address is heard of at once."""
@@ -79,6 +86,7 @@ class Link:
 
     async def shared_writer(self) -> WriterStream:
         """The stream for the writes of all callers."""
+        self._connections.used()
         writer = self._writer
         if writer is None or not writer.usable:
             await self.leave_a_server_that_stops()
@@ -116,7 +124,25 @@ class Link:
             if connection is not None:
                 connection.close()
 
+    def _is_idle(self, _: QuicConnection) -> bool:
+        """Whether there is no stream but the shared writer, and nothing in flight on that."""
+        return not self._attaching and all(
+            stream.failure is not None or (stream is self._writer and stream.idle) for stream in self._open
+        )
+
+    def _replaced(self, before: QuicConnection) -> None:
+        self._writer = None
+        self._open.clear()
+        before.close()
+
     async def _attach(self, stream: WriterStream | ReaderStream) -> None:
+        self._attaching += 1
+        try:
+            await self._attach_to_connection(stream)
+        finally:
+            self._attaching -= 1
+
+    async def _attach_to_connection(self, stream: WriterStream | ReaderStream) -> None:
         self._open = {each for each in self._open if each.failure is None or each.stop_requested}
         connection = await self._connections.get()
         if isinstance(stream, ReaderStream) and self._with_headers and connection is not self._shown:

@@ -355,6 +355,10 @@ class AsyncRustLogClient(TcpClient[Reply]):
     def _new_pipeline(self, peer: str, on_lost: OnLost[Reply]) -> Pipeline[Reply]:
         return Pipeline(peer, ReplyDecoder(), lambda _: 1, on_lost)
 
+    async def _log_in(self, pipeline: Pipeline[Reply]) -> None:
+        data, timeout_s = self._codec.encode_call(Ping()), self._options.connect_timeout_s
+        await self._greet(pipeline, Call(data, Opcode.PING, self.dialect, timeout_s=timeout_s, repeatable=True))
+
 
 def _start_offset(partition: PartitionDescription, start: Start | None) -> int:
     if start is None or start == "earliest":
