@@ -496,6 +496,37 @@ def test_a_row_that_is_replaced_keeps_nothing_of_columns_that_the_batch_lacks(pa
     assert rows == {1: (None, None), 2: ("b", more[1].as_py()), 3: (None, None)}
 
 
+STRUCT = pa.struct([("shop", pa.string()), ("places", pa.list_(pa.int64()))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (STRUCT, [{"shop": "a", "places": [1]}, {"shop": "a", "places": [None]}, {"shop": None, "places": []}]),
+        (pa.list_(pa.decimal128(9, 2)), [[Decimal("0.10")], [Decimal("0.10"), None], []]),
+    ],
+)
+def test_a_key_may_be_a_struct_or_a_list(path: str, kind: pa.DataType, values: list[Any]) -> None:
+    def rows(**owners: str) -> Any:
+        numbers = [int(name[1:]) for name in owners]
+        return rows_of(
+            id=pa.array([values[number] for number in numbers], kind),
+            owner=pa.array(owners.values(), pa.string()),
+            key=pa.array([b"%d" % number for number in numbers], pa.binary()),
+        )
+
+    def left() -> list[tuple[Any, str]]:
+        found = [(row["id"], row["owner"]) for row in DeltaTable(path).to_pyarrow_table().to_pylist()]
+        return sorted(found, key=lambda row: row[1])
+
+    table = claimed(path)
+    table.append(rows(_0="a", _1="b", _2="c"), 0, small=True)
+    table.merge(rows(_0="A"), keys(0, 1), ["id"], 1)
+    assert left() == [(values[0], "A"), (values[2], "c")]
+    table.merge(rows(), keys(2, 0), ["id"], 2)
+    assert left() == []
+
+
 @pytest.mark.parametrize("key", ["id", "key"])
 def test_a_tombstone_deletes_the_rows_of_its_own_record_alone(path: str, key: str) -> None:
     def rows(*rows: tuple[int | None, bytes]) -> Any:
