@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -232,6 +233,18 @@ def test_gold_reads_silver_and_tells_of_rows_that_are_late_or_from_the_future(be
     offsets = Path(made.pipeline.checkpoint("gold", "windows"), "offsets", "0").read_text()
     assert '"version"' in offsets, "a version of silver, no offset of the topic"
     assert {stage.lag for stage in made.batches if stage.name == "gold/windows"} == {0}, "Spark tells what silver has"
+
+    shutil.rmtree(made.table("silver").path)
+    done = rebuilt(made)
+    assert done.to_remove == (made.table("gold", "windows").path, made.pipeline.checkpoint("gold", "windows"))
+    client.send(topic, order(60))
+    failed = made.run(once=True)()
+    assert "was removed, or replaced by another, since it was read: remove the checkpoint" in failed.message
+    for directory in done.to_remove:
+        shutil.rmtree(directory)
+    made.run_once()
+    windows = [(row["start"].minute, row["orders"]) for row in made.rows("gold", "windows").to_pylist()]
+    assert sorted(windows) == [(0, 11), (10, 10), (20, 10), (40, 1)]
 
 
 def test_a_table_that_cannot_be_remade_says_why(bench: MakeBench) -> None:

@@ -204,6 +204,7 @@ def test_silver_is_brought_forward_at_once_when_bronze_was_compacted_and_vacuume
     kept.pipeline = Pipeline.model_validate({**kept.pipeline.model_dump(), "gold": gold})
     checkpoint = Path(kept.pipeline.checkpoint("gold", "all"))
     (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "0").touch()
     kept.batch(0)
     stream = DeltaStreamReader(kept.table("silver").log, SILVER)
     read = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())

@@ -68,7 +68,7 @@ class Rebuilt:
     resumed: int
     """Chunks that an earlier attempt had done."""
     to_remove: tuple[str, ...] = ()
-    """Tables and checkpoints of gold that has to begin anew: silver got batches that it has not read, but not as new rows."""
+    """Tables and checkpoints of gold that has to begin anew: silver is another table, or got batches, but not as new rows."""
 
 
 class Chunk(NamedTuple):
@@ -160,7 +160,7 @@ class Rebuild:
             # Before the commit: whoever is killed after it must not leave notes of files that the table has.
             begun = self._files.read(self._begun)
             self._files.remove(self._begun)
-            self._same_records = handle is None or handle.transaction_version(query) == batch
+            self._same_records = handle is not None and handle.transaction_version(query) == batch
             if self._silver.replace(handle, query, batch, self._committed, columns, same_records=self._same_records):
                 return batch, chunks, version
             if begun is not None:
@@ -263,7 +263,11 @@ class Rebuild:
         for gold in pipeline.gold:
             read = [topic for topic, view in zip(topics, view_names(topics), strict=True) if mentions(gold.sql, view)]
             checkpoint = pipeline.checkpoint("gold", gold.name)
-            if self._topic in read and pipeline.gold_source(gold, read) == "silver" and self._files.names(checkpoint):
+            if (
+                self._topic in read
+                and pipeline.gold_source(gold, read) == "silver"
+                and self._files.names(f"{checkpoint}/offsets")
+            ):
                 found += [pipeline.table("gold", gold.name), checkpoint] if gold.table else [checkpoint]
         return tuple(found)
 

@@ -44,6 +44,12 @@ class Commit(NamedTuple):
     is_rebuild: bool
 
 
+class Newest(NamedTuple):
+    version: int
+    table_id: str
+    """Which the table was given when it was made, and keeps."""
+
+
 class DeltaLog:
     """Plain data, so that it travels to Spark's processes; it opens what it needs."""
 
@@ -53,13 +59,19 @@ class DeltaLog:
 
     def version(self) -> int | None:
         """Return the newest version, None if there is no table."""
+        found = self.newest()
+        return None if found is None else found.version
+
+    def newest(self) -> Newest | None:
+        """Return what the table is now, None if there is none."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
         try:
-            return int(DeltaTable(self.path, storage_options=self._options).version())
+            table = DeltaTable(self.path, storage_options=self._options)
         except TableNotFoundError:
             return None
+        return Newest(int(table.version()), str(table.metadata().id))
 
     def has(self, version: int) -> bool:
         """Return whether there is a commit; cheaper than `version`."""
