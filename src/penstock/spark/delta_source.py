@@ -23,7 +23,8 @@ from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.delta_format import FORMAT, RECORDS, STORAGE_PREFIX, TABLE, VERSION
 from penstock.spark.option_values import flag
 from penstock.spark.pipelines.files import is_url
-from penstock.spark.pipelines.tables.delta_log import AddedFile, Commit, DeltaLog, total_bytes, total_rows
+from penstock.spark.pipelines.tables.delta_log import DeltaLog
+from penstock.spark.pipelines.tables.history import AddedFile, Commit, DataFiles, total_bytes, total_rows
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -247,18 +248,18 @@ def _new_files(commit: Commit) -> tuple[AddedFile, ...]:
     return () if commit.is_rebuild or commit.deletes else commit.added
 
 
-def read_files(log: DeltaLog, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_files(data: DataFiles, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     if not isinstance(partition, FileTask):
         return  # what Spark makes of a plan without tasks
-    file_system = log.file_system()
+    opened = data.opener()
     for file in partition.files:
         try:
-            source = file_system.open_input_file(file.path)
+            source = opened(file.path)
         except FileNotFoundError:
             raise ConfigError(
-                f"{file.path} of table {log.path} was replaced by a compaction and then vacuumed before it was read here: remove the "
+                f"{file.path} of table {data.path} was replaced by a compaction and then vacuumed before it was read here: remove the "
                 "checkpoint and the results to begin with the table as it is, and keep replaced files longer (keep_ms)"
             ) from None
         with pq.ParquetFile(source) as rows:

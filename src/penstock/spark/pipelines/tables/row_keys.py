@@ -1,4 +1,4 @@
-"""Rows by the values of some columns, on the driver. pyarrow groups and joins by plain values alone, so nested ones are compared as text."""
+"""Rows by the values of some columns, on the driver. pyarrow groups and joins by plain values alone: nested ones are compared as text."""
 
 from __future__ import annotations
 
