@@ -14,7 +14,7 @@ import pytest
 from bench.driver_rows import Rows
 from penstock.spark.pipelines.tables import delta, iceberg
 from tests.spark.pipelines.rows_by_hand import accounts, keys, rows_of
-from tests.spark.pipelines.table_formats import QUERY, Made
+from tests.spark.pipelines.table_formats import QUERY, Made, states
 
 
 def owners(made: Made) -> dict[int, str]:
@@ -70,24 +70,24 @@ def test_readers_see_each_batch_of_changes_at_once(made: Made, partition_by: lis
         columns = zip(*rows, strict=True) if rows else [()] * len(schema)
         arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
         changes: Any = Rows(pa.table(arrays, schema=schema))
-        number = len(states)
+        number = len(wanted)
         made.claimed(number, partition_by).merge(changes, keys(*deleted), ["country", "id"], number)
-        states.append({row["id"]: row["owner"] for row in made.rows()})
+        wanted.append({row["id"]: row["owner"] for row in made.rows()})
 
-    states: list[dict[int, str]] = []
+    wanted: list[dict[int, str]] = []
     # The last as of before the table had a key, which it has no value for.
     batch(
         [(1, b"1", "DE", "a"), (2, b"2", "FR", "b"), (3, b"3", "DE", "c"), (4, b"3", "FR", "d"), (6, b"6", None, "f")]
     )
     batch([(1, b"1", "DE", "A"), (5, b"5", "FR", "e")], 1, 2, 9)
-    assert states[-1] == {1: "A", 3: "c", 4: "d", 5: "e", 6: "f"}, "1 was deleted, and then written again"
+    assert wanted[-1] == {1: "A", 3: "c", 4: "d", 5: "e", 6: "f"}, "1 was deleted, and then written again"
     batch([], 3, 6)
-    assert states[-1] == {1: "A", 5: "e"}, "both rows of one record, and the one without a country"
+    assert wanted[-1] == {1: "A", 5: "e"}, "both rows of one record, and the one without a country"
     batch([], 3)
     batch([(3, b"7", "DE", "C")], 5)
-    assert states[-1] == {1: "A", 3: "C"}
+    assert wanted[-1] == {1: "A", 3: "C"}
     seen = [{row["id"]: row["owner"] for row in state.to_pylist()} for state in states(made.open())]
-    assert seen == states
+    assert seen == wanted
 
 
 @pytest.mark.parametrize("deleted", [keys(), keys(1)])

@@ -56,15 +56,17 @@ def test_readers_see_the_rows_of_before_until_all_are_replaced_at_once(made: Mad
     columns = pa.schema([("id", pa.int64()), ("amount", pa.float64()), ("note", pa.string())])
     files = made.files(rows_of(id=[1, 2, 3], amount=[1.5, 2.5, 3.5], note=["x", None, "z"]))
     assert table.replace(table.handle(), QUERY, 1, files, columns)
-    states = [state.to_pylist() for state in states(made.open())]
-    assert [len(state) for state in states] == [2, 3, 3]
+    seen = [state.to_pylist() for state in states(made.open())]
+    assert [sorted(row["id"] for row in state) for state in seen] == [[1, 2], [1, 2, 3], [1, 2, 3]]
+    # The older states of an Iceberg table keep a column of another type, and its values are found no more.
+    assert [row["amount"] for row in seen[0]] == ([1, 2] if made.format == "delta" else [None, None])
     rows = sorted(made.rows(), key=lambda row: int(row["id"]))
     assert rows == [
         {"id": 1, "amount": 1.5, "note": "x"},
         {"id": 2, "amount": 2.5, "note": None},
         {"id": 3, "amount": 3.5, "note": "z"},
     ]
-    assert sorted(states[-1], key=lambda row: int(row["id"])) == rows
+    assert sorted(seen[-1], key=lambda row: int(row["id"])) == rows
     append(made, 2, rows_of(id=[4], amount=[4.5], note=["w"]))
     assert {row["id"]: row["amount"] for row in made.rows()} == {1: 1.5, 2: 2.5, 3: 3.5, 4: 4.5}
 
