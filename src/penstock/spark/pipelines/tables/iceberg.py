@@ -192,10 +192,7 @@ class IcebergTable(Table):
             table = self._loaded()
         self._check_is_ours(table)
         self._check_partitioning(_partition_columns(table))
-        if table.properties.get(RETRIES_PROPERTY) != "0":
-            with table.transaction() as transaction:
-                transaction.set_properties({RETRIES_PROPERTY: "0"})
-        return table
+        return _without_retries(table)
 
     def _make(self, columns: pa.Schema, query: str) -> None:
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
@@ -228,7 +225,7 @@ class IcebergTable(Table):
 
     def handle(self) -> Any | None:
         table = self._found()
-        return None if table is None or BATCH not in table.properties else table
+        return None if table is None or BATCH not in table.properties else _without_retries(table)
 
     def batch_of(self, handle: Any, query: str) -> int | None:
         return last_batch(handle, query)
@@ -474,6 +471,13 @@ def stage_directories(directory: str, stage: str, catalog: Mapping[str, str]) ->
 
 def _has(table: Any, batch_id: int) -> bool:
     return int(table.properties.get(BATCH, -1)) >= batch_id
+
+
+def _without_retries(table: Any) -> Any:
+    if table.properties.get(RETRIES_PROPERTY) != "0":
+        with table.transaction() as transaction:
+            transaction.set_properties({RETRIES_PROPERTY: "0"})
+    return table
 
 
 def _partition_columns(table: Any) -> list[str]:
