@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import IO
 from urllib.parse import parse_qs, unquote, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 from xml.sax.saxutils import escape
@@ -166,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(204)
 
 
-def _joined_chunks(stream: IO[bytes]) -> bytes:
+def _joined_chunks(stream: io.BufferedIOBase) -> bytes:
     """What HTTP and AWS send in chunks, each after its size."""
     chunks = []
     while size := int(stream.readline().partition(b";")[0], 16):

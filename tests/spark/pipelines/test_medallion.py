@@ -214,6 +214,33 @@ def test_rows_by_key_with_expectations_in_partitions(bench: MakeBench, table_for
     assert "is partitioned by country, and the file says nothing" in failed.message
 
 
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_rows_have_a_struct_and_a_list_for_a_key(bench: MakeBench, table_format: str) -> None:
+    place = {"type": "object", "properties": {"shop": {"type": "string"}, "shelf": {"type": "integer"}}}
+    tags = {"type": "array", "items": {"type": "string"}}
+    schema = {"type": "object", "properties": {"place": place, "tags": tags, "count": {"type": "integer"}}}
+    made = bench(schema=schema, format=table_format, bronze={}, silver={"key": ["place", "tags"]})
+
+    def send(shelf: int, count: int | None) -> None:
+        row = {"place": {"shop": "a", "shelf": shelf}, "tags": ["x"] * shelf, "count": count}
+        value = None if count is None else json.dumps(row).encode()
+        made.client.send(made.topic, value, key=b"%d" % shelf, partition=0)
+
+    def found() -> dict[int, int]:
+        return {row["place"]["shelf"]: row["count"] for row in made.rows("silver").to_pylist()}
+
+    for shelf in range(4):
+        send(shelf, shelf)
+    made.run_once()
+    assert found() == {0: 0, 1: 1, 2: 2, 3: 3}
+    send(1, 10)
+    send(2, None)
+    send(3, None)
+    send(3, 30)
+    made.run_once()
+    assert found() == {0: 0, 1: 10, 3: 30}
+
+
 def test_gold_reads_silver_and_tells_of_rows_that_are_late_or_from_the_future(bench: MakeBench) -> None:
     made = bench(bronze={}, silver={"expect": {"id > nonsense": "drop"}})
     sql = "SELECT window(at, '10 minutes').start AS start, count(*) AS orders FROM {} GROUP BY window(at, '10 minutes')"
