@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,10 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "table")
 
 
+def position(path: str, version: int, records: int) -> dict[str, Any]:
+    return {"version": version, "records": records, "table": str(DeltaTable(path).metadata().id)}
+
+
 def write(path: str, *ids: int, **settings: Any) -> None:
     write_deltalake(path, pa.table({"id": pa.array(ids, pa.int64())}), **{"mode": "append", **settings})
 
@@ -72,7 +77,7 @@ def test_every_row_comes_once_and_compactions_are_not_seen(path: str) -> None:
     DeltaTable(path).optimize.compact()
     write(path, 6)
     assert stream.run() == [4, 5, 6]
-    assert stream.offset == {"version": 6, "records": 6}
+    assert stream.offset == position(path, 6, 6)
 
 
 def test_a_rebuild_brings_no_new_rows_and_other_changes_are_refused_or_passed_over(path: str) -> None:
@@ -91,6 +96,42 @@ def test_a_rebuild_brings_no_new_rows_and_other_changes_are_refused_or_passed_ov
     assert patient.run() == [2, 3]
 
 
+@pytest.mark.parametrize("commits", [1, 3, 5])
+def test_a_table_that_was_made_again_ends_the_stream(path: str, commits: int) -> None:
+    for number in range(3):
+        write(path, number)
+    stopped, running = Stream(path), Stream(path)
+    stopped.run()
+    reader = running.reader()
+    running.offset = reader.latestOffset(running.offset, ALL)
+    begun = position(path, 1, 2)
+    reader._target = None
+    shutil.rmtree(path)
+    for number in range(commits):
+        write(path, 10 + number)
+    if commits == 3:
+        assert reader.latestOffset(running.offset, ALL) == running.offset
+        write(path, 20)
+    for action in (
+        stopped.run,
+        lambda: reader.latestOffset(running.offset, ALL),
+        lambda: stopped.reader().partitions(begun, stopped.offset),
+    ):
+        with pytest.raises(ConfigError, match=r"was removed, or replaced by another, .* its directories in gold"):
+            action()
+
+
+def test_a_checkpoint_that_does_not_name_the_table_continues_and_names_it_from_then_on(path: str) -> None:
+    write(path, 1)
+    stream = Stream(path)
+    stream.run()
+    del stream.offset["table"]
+    assert stream.run() == []
+    write(path, 2)
+    assert stream.run() == [2]
+    assert stream.offset == position(path, 1, 2)
+
+
 def test_a_batch_has_a_bound(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_source, "COMMITS_MAX", 2)
     write(path, 0)
@@ -98,7 +139,7 @@ def test_a_batch_has_a_bound(path: str, monkeypatch: pytest.MonkeyPatch) -> None
     stream.run()
     for number in range(1, 6):
         write(path, number)
-    assert stream.reader().latestOffset(stream.offset, ALL) == {"version": 2, "records": 3}
+    assert stream.reader().latestOffset(stream.offset, ALL) == position(path, 2, 3)
     assert stream.run() == [1, 2, 3, 4, 5]
 
 
@@ -138,7 +179,7 @@ def test_what_waits_is_told_in_records_and_rebuilds_and_compactions_bring_none(
     assert reader.reportLatestOffset() is None
     reader.latestOffset(stream.offset, ALL)
     write(path, 61, 62)
-    assert reader.reportLatestOffset() == {"version": 11, "records": stream.offset["records"] + 3}
+    assert reader.reportLatestOffset() == position(path, 11, stream.offset["records"] + 3)
 
 
 def test_columns_come_from_the_log_and_the_schema_where_a_file_has_them_not(path: str) -> None:
@@ -165,7 +206,7 @@ def test_what_cannot_be_read_says_why(path: str) -> None:
     stream = Stream(path)
     stream.run()
     stream.offset = {"version": 7}
-    with pytest.raises(ConfigError, match="was read up to version 7, and has 0: it is another table now"):
+    with pytest.raises(ConfigError, match="was removed, or replaced by another"):
         stream.run()
     stream.offset = {"orders": {"0": 3}}
     with pytest.raises(InvalidRequest, match='set from = "topic"'):

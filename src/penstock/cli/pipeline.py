@@ -417,7 +417,7 @@ def rebuild(
     print(f"rebuilt {terminal.visible(table)} up to batch {done.batch}: {done.rows} rows, {done.rejects} rejects")
     if done.to_remove:
         terminal.print_note(
-            f"gold cannot read the batches that {table} lacked, because bronze was compacted and vacuumed since: remove "
+            f"gold cannot continue with {table}, which is a new table or has new rows that no stream can read: remove "
             f"{', '.join(done.to_remove)} to compute it anew"
         )
 

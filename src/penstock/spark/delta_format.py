@@ -12,6 +12,8 @@ VERSION: Final = "version"
 """In the position of a stream: the version of the table that it has read."""
 RECORDS: Final = "records"
 """In the position of a stream: how many records the stream has up to there. What the number grows by is what it has read."""
+TABLE: Final = "table"
+"""In the position of a stream: the id that the table was given when it was made."""
 STORAGE_PREFIX: Final = "storage.secret."
 """Of options that are passed on to the deltalake library. Spark shows no option of such a name in plans and event logs."""
 

@@ -1,9 +1,10 @@
 """`spark.readStream.format("penstock-delta")`: a Delta table as a table and as a stream, without a Delta jar.
 
 The position in a stream is a version of the table. The first batch is the table as it is; later ones are the files that commits have added
-since. With the version goes the number of records up to there, so that whoever watches the stream knows how many wait. A compaction moves
-rows and adds none, so it is not seen. Neither is a rebuild by a pipeline, which decodes the same records again. Any other commit that takes
-rows away cannot be a part of a stream of rows, and is an error, or passed over with `ignoreChanges`.
+since. With the version goes the number of records up to there, so that whoever watches the stream knows how many wait, and the id of the
+table: one that was removed and made again has other commits under the same numbers, and ends the stream. A compaction moves rows and adds
+none, so it is not seen. Neither is a rebuild by a pipeline, which decodes the same records again. Any other commit that takes rows away
+cannot be a part of a stream of rows, and is an error, or passed over with `ignoreChanges`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from penstock.errors import ConfigError, InvalidRequest
-from penstock.spark.delta_format import FORMAT, RECORDS, STORAGE_PREFIX, VERSION
+from penstock.spark.delta_format import FORMAT, RECORDS, STORAGE_PREFIX, TABLE, VERSION
 from penstock.spark.option_values import flag
 from penstock.spark.pipelines.files import is_url
-from penstock.spark.pipelines.tables.delta_log import AddedFile, Commit, DeltaLog, total_bytes, total_rows
+from penstock.spark.pipelines.tables.delta_log import DeltaLog
+from penstock.spark.pipelines.tables.history import AddedFile, Commit, DataFiles, total_bytes, total_rows
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -104,6 +106,8 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the last micro-batch ends; None before this reader was asked for one."""
         self._ahead: dict[int, _Amount] = {}
         """What is in the commits after that, by version."""
+        self._table: str | None = None
+        """The id of the table that is read."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         return {VERSION: NOTHING_READ}
@@ -122,18 +126,27 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             if self._planned is None:
                 # Once, when a query continues: only here can it turn out that the log no longer has what comes next.
-                self._check_log_has(before)
-            self._planned = self._with_commits(start, before)
+                if self._check_table(start) > before:
+                    self._log.commit(before + 1)
+                planned = self._with_commits(start, before)
+            else:
+                planned = self._with_commits(start, before)
+                # The newest commit is in the log as long as the table is.
+                if planned is not start or not self._log.has(before):
+                    self._check_table(start)
+            self._planned = planned
         return self._planned
 
     def _whole_table(self) -> dict[str, Any] | None:
-        version = self._target if self._target is not None else self._log.version()
-        if version is None:
+        if self._target == NOTHING_READ:
+            return None
+        newest = self._log.newest()
+        if newest is None:
             time.sleep(IDLE_WAIT_S)
             return None
-        if version == NOTHING_READ:
-            return None
-        return {VERSION: version, RECORDS: total_rows(self._log.files(version))}
+        self._table = newest.table_id
+        version = newest.version if self._target is None else self._target
+        return self._position(version, total_rows(self._log.files(version)))
 
     def _with_commits(self, start: dict[str, Any], before: int) -> dict[str, Any]:
         last = before
@@ -145,7 +158,10 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             amount = self._amount(last)
             size_bytes += amount.size_bytes
             records += amount.records
-        return start if last == before else {VERSION: last, RECORDS: records}
+        return start if last == before else self._position(last, records)
+
+    def _position(self, version: int, records: int) -> dict[str, Any]:
+        return {VERSION: version, RECORDS: records, TABLE: self._table}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return how far the table is, looking at `COMMITS_MAX` commits at most after the micro-batch."""
@@ -156,7 +172,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while last - planned < COMMITS_MAX and (last + 1 in self._ahead or self._log.has(last + 1)):
             last += 1
             records += self._amount(last).records
-        return self._planned if last == planned else {VERSION: last, RECORDS: records}
+        return self._planned if last == planned else self._position(last, records)
 
     def _amount(self, version: int) -> _Amount:
         found = self._ahead.get(version)
@@ -170,6 +186,9 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = _version(start), _version(end)
         if last == NOTHING_READ:
             return []
+        if end != self._planned:
+            # A query that continues does the batch again that it was planned with before.
+            self._check_table(end)
         if first == NOTHING_READ:
             return _tasks(self._log.files(last))
         files: list[AddedFile] = []
@@ -190,15 +209,21 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing is kept for a stream but its checkpoint."""
 
-    def _check_log_has(self, version: int) -> None:
-        newest = self._log.version()
-        if newest is None or newest < version:
+    def _check_table(self, position: Mapping[str, Any]) -> int:
+        """Check that it is the table that the position is of; return its version. Positions of earlier versions do not say the table."""
+        newest = self._log.newest()
+        if (
+            newest is None
+            or newest.version < _version(position)
+            or newest.table_id != position.get(TABLE, newest.table_id)
+        ):
             raise ConfigError(
-                f"table {self._log.path} was read up to version {version}, and has {'none' if newest is None else newest}: it is another "
-                "table now; remove the checkpoint and the results to read it from its beginning"
+                f"table {self._log.path} was removed, or replaced by another, since it was read: remove the checkpoint and the results to "
+                "read the table that is there now from its beginning; for gold of a pipeline, its directories in gold and in "
+                "_checkpoints/gold"
             )
-        if newest > version:
-            self._log.commit(version + 1)
+        self._table = newest.table_id
+        return newest.version
 
     def _is_there(self, version: int, *, wait: bool) -> bool:
         """Whether there is a commit; an idle query waits a moment for it, so that it does not ask all the time."""
@@ -223,18 +248,18 @@ def _new_files(commit: Commit) -> tuple[AddedFile, ...]:
     return () if commit.is_rebuild or commit.deletes else commit.added
 
 
-def read_files(log: DeltaLog, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_files(data: DataFiles, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     if not isinstance(partition, FileTask):
         return  # what Spark makes of a plan without tasks
-    file_system = log.file_system()
+    opened = data.opener()
     for file in partition.files:
         try:
-            source = file_system.open_input_file(file.path)
+            source = opened(file.path)
         except FileNotFoundError:
             raise ConfigError(
-                f"{file.path} of table {log.path} was replaced by a compaction and then vacuumed before it was read here: remove the "
+                f"{file.path} of table {data.path} was replaced by a compaction and then vacuumed before it was read here: remove the "
                 "checkpoint and the results to begin with the table as it is, and keep replaced files longer (keep_ms)"
             ) from None
         with pq.ParquetFile(source) as rows:

@@ -159,7 +159,7 @@ def _plan(df: DataFrame, schema: str, options: Mapping[str, str] | None, unmarke
     reference: Reference = parse_reference(schema)
     client = open_client(connection_settings(with_session_defaults(df.sparkSession, options or {})))
     try:
-        plan = plan_of(Versions(client, reference.name).now(), reference, unmarked)
+        plan = plan_of(Versions(client, reference.name).now(reference.version), reference, unmarked)
     finally:
         client.close()
     if plan is None:

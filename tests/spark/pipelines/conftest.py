@@ -16,6 +16,7 @@ from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.opening import open_table
 from penstock.spark.pipelines.tables.table import Table
 from penstock.testing import BrokerProcess
+from tests.spark.pipelines.table_formats import FORMATS, Made
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,6 +84,18 @@ class Bench:
         last = max(int(each.name) for each in commits.iterdir() if each.name.isdigit())
         (commits / str(last)).unlink()
         return last
+
+
+@pytest.fixture(params=FORMATS)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    """A table of each format."""
+    return Made(tmp_path, request.param)
+
+
+@pytest.fixture(autouse=True)
+def _planner_of_polars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own for Iceberg is another package, whose absence is a warning."""
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ It is a process of its own: calls of the libraries keep the interpreter that mak
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -56,7 +57,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            body = _joined_chunks(self.rfile)
+        else:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        # AWS's own chunks, with a checksum at the end.
+        return _joined_chunks(io.BytesIO(body)) if "aws-chunked" in self.headers.get("Content-Encoding", "") else body
 
     def _is_allowed(self) -> bool:
         """Requests are signed: who does not know the key is not let in."""
@@ -157,6 +163,17 @@ class _Handler(BaseHTTPRequestHandler):
             with self.store.lock:
                 self.store.objects.pop(self._key, None)
             self._answer(204)
+
+
+def _joined_chunks(stream: io.BufferedIOBase) -> bytes:
+    """What HTTP and AWS send in chunks, each after its size."""
+    chunks = []
+    while size := int(stream.readline().partition(b";")[0], 16):
+        chunks.append(stream.read(size))
+        stream.readline()
+    while stream.readline().strip():
+        pass
+    return b"".join(chunks)
 
 
 def _headers(data: bytes) -> dict[str, str]:

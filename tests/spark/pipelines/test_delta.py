@@ -18,7 +18,6 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
-from bench.driver_rows import Rows
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.opening import open_table
@@ -27,9 +26,8 @@ from penstock.spark.pipelines.tables.data_files import write_data_files
 from penstock.spark.pipelines.tables.delta import KEPT_IN_LOG, DeltaLakeTable
 from penstock.spark.pipelines.tables.delta_log import LOG, LOG_CHECKPOINT_COMMITS
 from penstock.spark.pipelines.tables.delta_merge import merge_rows
-from penstock.spark.pipelines.tables.stores import LocalStore
 from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, VACUUM_KEEP_S_MIN
-from tests.spark.pipelines.rows_by_hand import ids_from, rows_of
+from tests.spark.pipelines.rows_by_hand import accounts, ids_from, keys, rows_of
 
 MiB = 1 << 20
 DAY_S = VACUUM_KEEP_S_MIN
@@ -381,168 +379,3 @@ def test_other_writers_append_to_the_table_too(path: str, monkeypatch: pytest.Mo
 
 
 # --- partitions, keys, replacing every row ---
-
-
-def countries(start: int, *names: str | None) -> Any:
-    return rows_of(id=pa.array(range(start, start + len(names)), pa.int64()), country=pa.array(names, pa.string()))
-
-
-def test_rows_are_filed_by_their_values_whatever_those_are(path: str) -> None:
-    table = DeltaLakeTable(None, path, partition_by=["country"])
-    table.claim("query-1", 0, "checkpoint")
-    table.append(countries(0, "DE", "F/R ä%", None, "DE"), 0, small=True)
-    table.append(countries(4, "F/R ä%"), 1, small=True)
-    rows = DeltaTable(path).to_pyarrow_table().sort_by("id").to_pylist()
-    assert [row["country"] for row in rows] == ["DE", "F/R ä%", None, "DE", "F/R ä%"]
-    assert DeltaTable(path).to_pyarrow_table(filters=[("country", "=", "DE")]).num_rows == 2
-    assert table.compact(1 << 20).files_after == 3
-    assert table.batches().read_all().num_rows == 5
-    other = claimed(path, 2)
-    with pytest.raises(ConfigError, match="is partitioned by country, and the file says nothing"):
-        other.append(countries(5, "DE"), 2, small=True)
-
-
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [("price", "which is double: use columns of text"), ("nowhere", "which the rows do not have: price")],
-)
-def test_a_table_is_not_partitioned_by_just_anything(path: str, column: str, message: str) -> None:
-    table = DeltaLakeTable(None, path, partition_by=[column])
-    table.claim("query-1", 0, "checkpoint")
-    with pytest.raises(ConfigError, match=message):
-        table.append(rows_of(price=[1.5]), 0, small=True)
-
-
-def accounts(*rows: tuple[int, str]) -> Any:
-    numbers = [number for number, _ in rows]
-    return rows_of(
-        **{
-            "Account No": pa.array(numbers, pa.int64()),
-            "owner": pa.array([owner for _, owner in rows], pa.string()),
-            "key": pa.array([b"%d" % number for number in numbers], pa.binary()),
-        }
-    )
-
-
-def keys(*numbers: int) -> pa.Array:
-    return pa.array([b"%d" % number for number in numbers], pa.binary())
-
-
-def owners(path: str) -> dict[int, str]:
-    return {row["Account No"]: row["owner"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()}
-
-
-def test_rows_are_replaced_by_key_and_a_batch_changes_them_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = claimed(path, 0)
-    table.merge(accounts((1, "a"), (2, "b"), (3, "c")), keys(), ["Account No"], 0)
-    table.merge(accounts((2, "B"), (4, "d")), keys(3), ["Account No"], 1)
-    assert owners(path) == {1: "a", 2: "B", 4: "d"}
-    table.merge(accounts((2, "again")), keys(1), ["Account No"], 1)
-    assert owners(path) == {1: "a", 2: "B", 4: "d"}, "the batch is there already"
-    table.merge(accounts(), keys(4), ["Account No"], 2)
-    assert (owners(path), table.last_batch("query-1")) == ({1: "a", 2: "B"}, 2)
-
-    def merge_late(*given: Any) -> None:
-        monkeypatch.setattr(module, "merge_rows", merge_rows)
-        claimed(path, 3).merge(accounts((1, "x")), keys(), ["Account No"], 3)
-        merge_rows(*given)
-
-    monkeypatch.setattr(module, "merge_rows", merge_late)
-    table.merge(accounts((1, "y")), keys(), ["Account No"], 3)
-    assert owners(path) == {1: "x", 2: "B"}, "of two runs of one batch, the first counts"
-
-
-@pytest.mark.parametrize("partition_by", [[], ["country"]])
-def test_readers_see_each_batch_of_changes_at_once(path: str, partition_by: list[str]) -> None:
-    def batch(rows: list[tuple[Any, ...]], *deleted: int) -> None:
-        schema = pa.schema([("id", pa.int64()), ("key", pa.binary()), ("country", pa.string()), ("owner", pa.string())])
-        columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-        changes: Any = Rows(pa.table(arrays, schema=schema))
-        table = DeltaLakeTable(None, path, partition_by=partition_by)
-        number = len(states)
-        table.claim("query-1", number, "checkpoint")
-        table.merge(changes, keys(*deleted), ["country", "id"], number)
-        states.append(found(DeltaTable(path)))
-
-    def found(delta: DeltaTable) -> dict[int, str]:
-        return {row["id"]: row["owner"] for row in delta.to_pyarrow_table().to_pylist()}
-
-    states: list[dict[int, str]] = []
-    # The last as of before the table had a key, which it has no value for.
-    batch(
-        [(1, b"1", "DE", "a"), (2, b"2", "FR", "b"), (3, b"3", "DE", "c"), (4, b"3", "FR", "d"), (6, b"6", None, "f")]
-    )
-    batch([(1, b"1", "DE", "A"), (5, b"5", "FR", "e")], 1, 2, 9)
-    assert states[-1] == {1: "A", 3: "c", 4: "d", 5: "e", 6: "f"}, "1 was deleted, and then written again"
-    batch([], 3, 6)
-    assert states[-1] == {1: "A", 5: "e"}, "both rows of one record, and the one without a country"
-    batch([], 3)
-    batch([(3, b"7", "DE", "C")], 5)
-    assert states[-1] == {1: "A", 3: "C"}
-    versions = [found(DeltaTable(path, version=version)) for version in range(DeltaTable(path).version() + 1)]
-    assert versions == states
-
-
-@pytest.mark.parametrize("deleted", [keys(), keys(1)])
-def test_a_row_that_is_replaced_keeps_nothing_of_columns_that_the_batch_lacks(path: str, deleted: pa.Array) -> None:
-    nested = pa.struct([("tags", pa.map_(pa.string(), pa.list_(pa.decimal128(9, 2))))])
-    full = {"Account No": [1, 2], "owner": ["a", "b"], "key": [b"1", b"2"]}
-    more = pa.array([{"tags": [("a", [Decimal("0.01")])]}] * 2, nested)
-    table = claimed(path)
-    table.merge(rows_of(**full, more=more), keys(), ["Account No"], 0)
-    table.merge(rows_of(**{"Account No": [1, 3], "key": [b"1", b"3"]}), deleted, ["Account No"], 1)
-    rows = {row["Account No"]: (row["owner"], row["more"]) for row in DeltaTable(path).to_pyarrow_table().to_pylist()}
-    assert rows == {1: (None, None), 2: ("b", more[1].as_py()), 3: (None, None)}
-
-
-@pytest.mark.parametrize("key", ["id", "key"])
-def test_a_tombstone_deletes_the_rows_of_its_own_record_alone(path: str, key: str) -> None:
-    def rows(*rows: tuple[int | None, bytes]) -> Any:
-        ids, record_keys = zip(*rows, strict=True) if rows else ((), ())
-        return rows_of(id=pa.array(ids, pa.int64()), key=pa.array(record_keys, pa.binary()))
-
-    def left() -> list[tuple[int | None, bytes]]:
-        return [(row["id"], row["key"]) for row in DeltaTable(path).to_pyarrow_table().to_pylist()]
-
-    table = claimed(path)
-    # As of before the table had a key: none for some, and the same one for several records.
-    table.append(rows((None, b"1"), (None, b"2"), (7, b"1"), (7, b"3"), (8, b"4")), 0, small=True)
-    table.merge(rows(), keys(1), [key], 1)
-    assert set(left()) == {(None, b"2"), (7, b"3"), (8, b"4")}
-    table.merge(rows((8, b"4")), keys(2, 4), [key], 2)
-    assert set(left()) == {(7, b"3"), (8, b"4")}
-
-
-def test_every_row_is_replaced_only_if_nothing_was_committed_meanwhile(path: str) -> None:
-    for batch in range(3):
-        append(path, batch)
-    table = claimed(path, 2)
-    columns = pa.schema([("id", pa.string())])
-    files = write_data_files(rows_of(id=["x", "y"]), LocalStore(path), small=True)
-    stale = table.handle()
-    append(path, 3)
-    assert not table.replace(stale, "query-1", 2, files, columns)
-    stale = table.handle()
-    table.compact(MiB)
-    assert not table.replace(stale, "query-1", 3, files, columns)
-    assert ids(path) == list(range(40)), "the rows are what they were"
-    for batch in (4, 5):
-        append(path, batch)
-    late = DeltaTable(path)
-    assert table.replace(table.handle(), "query-1", 5, files, columns)
-    assert ids(path) == ["x", "y"]
-    with pytest.raises(CommitFailedError):
-        late.optimize.compact()
-    assert table.log.commit(DeltaTable(path).version()).is_rebuild
-    append(path, 6, rows_of(id=["z"]))
-    assert (ids(path), table.last_batch("query-1")) == (["x", "y", "z"], 6)
-
-
-def test_a_table_that_is_not_there_is_made_by_replacing_nothing(path: str) -> None:
-    table = claimed(path, 0)
-    files = write_data_files(rows_of(id=["x"]), LocalStore(path), small=True)
-    columns = pa.schema([("id", pa.string())])
-    assert table.replace(None, "query-1", 5, files, columns)
-    assert (ids(path), table.last_batch("query-1")) == (["x"], 5)
-    assert not table.replace(None, "query-1", 5, files, columns), "somebody else has made it"

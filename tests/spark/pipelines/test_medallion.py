@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 
 from penstock.errors import ConfigError
 from penstock.spark.pipelines import rebuild
@@ -19,7 +19,9 @@ from penstock.spark.pipelines.files import LocalFiles
 from penstock.spark.pipelines.rebuild import Rebuild, Rebuilt
 from penstock.spark.pipelines.running import Outcome
 from penstock.spark.pipelines.schemas import Plans
+from penstock.spark.pipelines.tables.iceberg import IcebergTable
 from tests.spark.pipelines.conftest import Bench, order
+from tests.spark.pipelines.table_formats import FORMATS, states
 
 MakeBench = Callable[..., Bench]
 WAIT_S_MAX = 120
@@ -38,10 +40,11 @@ def number(value: int, amount: float) -> bytes:
     return json.dumps({"id": value, "amount": amount}).encode()
 
 
+@pytest.mark.parametrize("table_format", FORMATS)
 def test_silver_is_remade_from_bronze_by_another_version_after_the_topic_has_lost_the_records(
-    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch, table_format: str
 ) -> None:
-    made = bench(schema=WHOLE, bronze={}, silver={})
+    made = bench(schema=WHOLE, format=table_format, bronze={}, silver={})
     client, topic = made.client, made.topic
     client.send_many(topic, [number(n, n) for n in range(20)])
     client.send_many(topic, [number(20, 2.5), b"nonsense"], partition=1)
@@ -71,7 +74,10 @@ def test_silver_is_remade_from_bronze_by_another_version_after_the_topic_has_los
     assert made.ids() == list(range(22))
 
     # A table that was lost, or a stage that came later, is made in the same way.
-    Path(made.table("silver").path).rename(made.pipeline.directory + "/elsewhere")
+    silver = made.table("silver")
+    if isinstance(silver, IcebergTable):
+        silver._opened_catalog().drop_table(silver._identifier)
+    Path(silver.path).rename(made.pipeline.directory + "/elsewhere")
     client.send(topic, number(22, 0))
     failed = made.run(once=True)()
     assert "is gone, but its checkpoint" in failed.message
@@ -80,8 +86,11 @@ def test_silver_is_remade_from_bronze_by_another_version_after_the_topic_has_los
     assert made.ids() == list(range(23))
 
 
-def test_a_rebuild_beside_a_running_pipeline_neither_loses_nor_doubles_a_batch(bench: MakeBench) -> None:
-    made = bench(bronze={}, silver={}, batch_records_max=7)
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_rebuild_beside_a_running_pipeline_neither_loses_nor_doubles_a_batch(
+    bench: MakeBench, table_format: str
+) -> None:
+    made = bench(format=table_format, bronze={}, silver={}, batch_records_max=7)
     made.client.send_many(made.topic, [order(n) for n in range(100)])
     begun, outcomes = threading.Event(), list[Outcome]()
     run = made.run(on_batch=lambda stage: begun.set())
@@ -102,12 +111,15 @@ def test_a_rebuild_beside_a_running_pipeline_neither_loses_nor_doubles_a_batch(b
     assert len(made.places()) == made.rows("bronze").num_rows == 100
 
 
-@pytest.mark.parametrize(("key", "chunk_bytes"), [([], 1), ([], 1 << 20), (["id"], 1)])
+@pytest.mark.parametrize(
+    ("table_format", "key", "chunk_bytes"),
+    [("delta", [], 1), ("delta", [], 1 << 20), ("delta", ["id"], 1), ("iceberg", ["id"], 1)],
+)
 def test_batches_that_silver_lacks_are_added_by_a_rebuild_as_new_rows(
-    bench: MakeBench, monkeypatch: pytest.MonkeyPatch, key: list[str], chunk_bytes: int
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch, table_format: str, key: list[str], chunk_bytes: int
 ) -> None:
     monkeypatch.setattr(rebuild, "CHUNK_BYTES", chunk_bytes)
-    made = bench(bronze={}, silver={"key": key})
+    made = bench(format=table_format, bronze={}, silver={"key": key})
     view = made.topic.replace("-", "_")
     gold = [] if key else [{"name": "all", "sql": f"SELECT id, timestamp FROM {view}"}]
     whole = made.pipeline.model_validate({**made.pipeline.model_dump(), "gold": gold})
@@ -143,13 +155,14 @@ def test_batches_that_silver_lacks_are_added_by_a_rebuild_as_new_rows(
             assert sorted(made.rows("gold", "all")["id"].to_pylist()) == list(range(sent)), "silver as a stream"
 
 
-def test_rows_by_key_with_expectations_in_partitions(bench: MakeBench) -> None:
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_rows_by_key_with_expectations_in_partitions(bench: MakeBench, table_format: str) -> None:
     rules = {
         "key": ["id"],
         "partition_by": ["country"],
         "expect": {"amount >= 0": "reject", "country <> 'XX'": "drop"},
     }
-    made = bench(bronze={"partition_by": ["date"]}, silver=rules)
+    made = bench(format=table_format, bronze={"partition_by": ["date"]}, silver=rules)
     client, topic = made.client, made.topic
 
     def send(value: bytes | None, key: int) -> None:
@@ -192,15 +205,40 @@ def test_rows_by_key_with_expectations_in_partitions(bench: MakeBench) -> None:
     send(None, 5)
     made.run_once()
     assert set(found()) == {1, 3, 4, 6}
-    path = made.table("silver").path
-    versions = [DeltaTable(path, version=version) for version in range(DeltaTable(path).version() + 1)]
-    seen = [set(version.to_pyarrow_table()["id"].to_pylist()) for version in versions]
+    seen = [set(state["id"].to_pylist()) for state in states(made.table("silver"))]
     assert seen == [set(first), set(second), set(second), {1, 3, 4, 6}], "a reader sees whole batches, and the rebuild"
     assert made.table("bronze").read().where("date IS NOT NULL").count() == 16
     made.pipeline = made.pipeline.model_validate({**made.pipeline.model_dump(), "silver": {"key": ["id"]}})
     send(order(9), 9)
     failed = made.run(once=True)()
     assert "is partitioned by country, and the file says nothing" in failed.message
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_rows_have_a_struct_and_a_list_for_a_key(bench: MakeBench, table_format: str) -> None:
+    place = {"type": "object", "properties": {"shop": {"type": "string"}, "shelf": {"type": "integer"}}}
+    tags = {"type": "array", "items": {"type": "string"}}
+    schema = {"type": "object", "properties": {"place": place, "tags": tags, "count": {"type": "integer"}}}
+    made = bench(schema=schema, format=table_format, bronze={}, silver={"key": ["place", "tags"]})
+
+    def send(shelf: int, count: int | None) -> None:
+        row = {"place": {"shop": "a", "shelf": shelf}, "tags": ["x"] * shelf, "count": count}
+        value = None if count is None else json.dumps(row).encode()
+        made.client.send(made.topic, value, key=b"%d" % shelf, partition=0)
+
+    def found() -> dict[int, int]:
+        return {row["place"]["shelf"]: row["count"] for row in made.rows("silver").to_pylist()}
+
+    for shelf in range(4):
+        send(shelf, shelf)
+    made.run_once()
+    assert found() == {0: 0, 1: 1, 2: 2, 3: 3}
+    send(1, 10)
+    send(2, None)
+    send(3, None)
+    send(3, 30)
+    made.run_once()
+    assert found() == {0: 0, 1: 10, 3: 30}
 
 
 def test_gold_reads_silver_and_tells_of_rows_that_are_late_or_from_the_future(bench: MakeBench) -> None:
@@ -232,6 +270,18 @@ def test_gold_reads_silver_and_tells_of_rows_that_are_late_or_from_the_future(be
     offsets = Path(made.pipeline.checkpoint("gold", "windows"), "offsets", "0").read_text()
     assert '"version"' in offsets, "a version of silver, no offset of the topic"
     assert {stage.lag for stage in made.batches if stage.name == "gold/windows"} == {0}, "Spark tells what silver has"
+
+    shutil.rmtree(made.table("silver").path)
+    done = rebuilt(made)
+    assert done.to_remove == (made.table("gold", "windows").path, made.pipeline.checkpoint("gold", "windows"))
+    client.send(topic, order(60))
+    failed = made.run(once=True)()
+    assert "was removed, or replaced by another, since it was read: remove the checkpoint" in failed.message
+    for directory in done.to_remove:
+        shutil.rmtree(directory)
+    made.run_once()
+    windows = [(row["start"].minute, row["orders"]) for row in made.rows("gold", "windows").to_pylist()]
+    assert sorted(windows) == [(0, 11), (10, 10), (20, 10), (40, 1)]
 
 
 def test_a_table_that_cannot_be_remade_says_why(bench: MakeBench) -> None:

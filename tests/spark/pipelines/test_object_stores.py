@@ -11,17 +11,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from penstock.spark.delta_source import FileTask, read_files
 from penstock.spark.pipelines.compact import compact_tables
 from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.opening import existing_tables, open_table
 from penstock.spark.pipelines.tables.data_files import write_data_file
 from penstock.spark.pipelines.tables.delta import DeltaLakeTable
+from penstock.spark.pipelines.tables.iceberg import IcebergTable
 from penstock.spark.pipelines.tables.stores import DeltaStore
 from penstock.spark.pipelines.tables.table import VACUUM_KEEP_S_MIN
 from tests.manual import blocks, page
 from tests.spark.pipelines.conftest import Bench, order
 from tests.spark.pipelines.object_store import BUCKET, SECRET, ObjectStore, object_store
-from tests.spark.pipelines.rows_by_hand import ids_from
+from tests.spark.pipelines.rows_by_hand import accounts, ids_from, keys
 
 URL = f"s3://{BUCKET}/sales"
 
@@ -64,6 +66,47 @@ def test_each_batch_is_appended_once(pipeline: Pipeline, store: ObjectStore) -> 
         append(pipeline, batch_id)
     assert ids(pipeline, store) == list(range(20))
     assert all(key.startswith("sales/bronze/orders/") for key in store.sizes())
+
+
+def test_iceberg_tables_have_partitions_keys_and_rebuilds_there_too(store: ObjectStore, tmp_path: Path) -> None:
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": URL,
+        "s3.endpoint": store.options["AWS_ENDPOINT_URL"],
+        "s3.access-key-id": store.options["AWS_ACCESS_KEY_ID"],
+        "s3.secret-access-key": store.options["AWS_SECRET_ACCESS_KEY"],
+        "s3.region": store.options["AWS_REGION"],
+    }
+
+    def opened() -> IcebergTable:
+        path, identifier = f"{URL}/silver/orders", ("silver", "orders")
+        table = IcebergTable(None, path, URL, identifier, properties, partition_by=["owner"])
+        table.claim("query-1", 0, "checkpoint")
+        return table
+
+    def rows() -> list[tuple[int, str]]:
+        found = opened().batches().read_all().to_pylist()
+        return sorted((row["Account No"], row["owner"]) for row in found)
+
+    table = opened()
+    for _ in range(2):
+        table.merge(accounts((1, "a"), (2, "b"), (3, "b")), keys(), ["Account No"], 0)
+    table.merge(accounts((2, "B")), keys(3), ["Account No"], 1)
+    assert rows() == [(1, "a"), (2, "B")]
+    data = pickle.loads(pickle.dumps(table.log.data))
+    assert SECRET not in repr(data)
+    version = table.log.version_of_batch("query-1", 1)
+    task = FileTask(tuple(table.log.files(version)))
+    schema = pa.schema([("Account No", pa.int64())])
+    read = pa.Table.from_batches(read_files(data, task, schema))
+    assert sorted(read["Account No"].to_pylist()) == [1, 2]
+    table.append(accounts((4, "a")), 2, small=True)
+    assert table.compact(1 << 20) == (3, 2)
+    assert rows() == [(1, "a"), (2, "B"), (4, "a")]
+    columns = pa.schema([*schema, ("owner", pa.string())])
+    assert table.replace(table.handle(), "query-1", 2, [], columns)
+    assert (rows(), table.last_batch("query-1")) == ([], 2)
 
 
 @pytest.mark.parametrize("batch_id", [0, 1])

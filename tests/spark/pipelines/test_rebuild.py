@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -27,12 +28,16 @@ from penstock.spark.pipelines.model import Pipeline
 from penstock.spark.pipelines.opening import open_table
 from penstock.spark.pipelines.rebuild import Rebuild, Rebuilt
 from penstock.spark.pipelines.silver import Sorted, silver_columns
-from penstock.spark.pipelines.tables import delta
-from penstock.spark.pipelines.tables.data_files import DataFile, write_data_files
+from penstock.spark.pipelines.tables import delta, iceberg
+from penstock.spark.pipelines.tables.data_files import DataFile, Partitioning, write_data_files
 from penstock.spark.pipelines.tables.delta import DeltaLakeTable
-from penstock.spark.pipelines.tables.delta_log import LOG, AddedFile
+from penstock.spark.pipelines.tables.delta_log import LOG, DeltaLog
+from penstock.spark.pipelines.tables.history import AddedFile
+from penstock.spark.pipelines.tables.iceberg import IcebergTable
+from penstock.spark.pipelines.tables.table import Table
 from penstock.spark.pipelines.topic_stage import TOPICS
 from penstock.spark.schema import chosen_schema
+from tests.spark.pipelines.table_formats import FORMATS
 
 QUERY, TOPIC = "query-1", "orders"
 RAW = to_arrow_schema(chosen_schema(RAW_COLUMNS), timezone="UTC")
@@ -63,17 +68,16 @@ def judged(rows: Any, plan: None, rules: Any) -> Iterator[Sorted]:
 class Kept:
     """The tables of a pipeline, written as its query writes them."""
 
-    def __init__(self, directory: Path) -> None:
-        self.pipeline = Pipeline.model_validate(
-            {"name": "p", "topics": [TOPIC], "directory": str(directory), "bronze": {}, "silver": {}}
-        )
+    def __init__(self, directory: Path, table_format: str) -> None:
+        self.of_table: type[Table] = DeltaLakeTable if table_format == "delta" else IcebergTable
+        settings = {"name": "p", "topics": [TOPIC], "directory": str(directory), "format": table_format}
+        self.pipeline = Pipeline.model_validate({**settings, "bronze": {}, "silver": {}})
         self.checkpoint = Path(self.pipeline.checkpoint(TOPICS, TOPIC))
         (self.checkpoint / "commits").mkdir(parents=True)
         (self.checkpoint / "metadata").write_text(json.dumps({"id": QUERY}))
 
-    def table(self, kind: str) -> DeltaLakeTable:
+    def table(self, kind: str) -> Table:
         table = open_table(self.pipeline, kind, TOPIC)
-        assert isinstance(table, DeltaLakeTable)
         table.claim(QUERY, 0, str(self.checkpoint))
         return table
 
@@ -91,13 +95,23 @@ class Kept:
     def compact_and_vacuum(self, kind: str) -> None:
         table = self.table(kind)
         table.compact(1 << 20)
-        DeltaTable(table.path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+        if isinstance(table, IcebergTable):
+            stored = table._loaded()
+            stored.maintenance.expire_snapshots().older_than(datetime.now(UTC)).commit()
+            table._delete_unnamed(stored.refresh(), 0)
+        else:
+            DeltaTable(table.path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
 
     def rebuilt(self) -> Rebuilt:
         spark: Any = SimpleNamespace(
             createDataFrame=lambda rows, columns: Rows(to_arrow_schema(columns, timezone="UTC").empty_table())
         )
         return Rebuild(spark, self.pipeline, LocalFiles(), TOPIC, None)()
+
+    def stream(self) -> DeltaStreamReader | None:
+        """Of silver, which has none as Iceberg."""
+        log = self.table("silver").log
+        return DeltaStreamReader(log, SILVER) if isinstance(log, DeltaLog) else None
 
     def values(self, kind: str) -> list[str]:
         return sorted(value.decode() for value in self.table(kind).batches().read_all()["value"].to_pylist())
@@ -109,42 +123,48 @@ class Kept:
         for kind in ("silver", "rejects"):
             table = self.table(kind)
             assert table.last_batch(QUERY) == last
+            if isinstance(table, IcebergTable):
+                files = [task.file.file_path for task in table._loaded().scan().plan_files()]
+                assert len(set(files)) == len(files)
+                continue
             for commit in Path(table.path, LOG).glob("*.json"):
                 actions = [json.loads(line) for line in commit.read_text().splitlines()]
                 added, removed = ({each[of]["path"] for each in actions if of in each} for of in ("add", "remove"))
                 assert not added & removed
 
 
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    def read_back(self: Rebuild, table: DeltaLakeTable, files: Sequence[AddedFile | DataFile], columns: Any) -> Rows:
+@pytest.fixture(params=FORMATS)
+def kept(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    def read_back(self: Rebuild, table: Table, files: Sequence[AddedFile | DataFile], columns: Any) -> Rows:
         schema = to_arrow_schema(columns, timezone="UTC")
-        paths = [file.name if isinstance(file, DataFile) else file.path for file in files]
-        read = (rebuild.rows_of_file(table.log, AddedFile(path, 0, {}), schema) for path in paths)
+        named = [table.place(file) if isinstance(file, DataFile) else file for file in files]
+        data = pickle.loads(pickle.dumps(table.log.data))
+        read = (rebuild.rows_of_file(data, file, schema) for file in named)
         return Rows(pa.Table.from_batches(chain.from_iterable(read), schema))
 
-    def written(rows: Any, store: Any, *, small: bool, partition_by: Sequence[str] = ()) -> list[DataFile]:
-        return write_data_files(rows, store, small=True, partition_by=partition_by)
+    def written(rows: Any, store: Any, *, small: bool, partitioning: Partitioning) -> list[DataFile]:
+        return write_data_files(rows, store, small=True, partitioning=partitioning)
 
     monkeypatch.setattr(Rebuild, "_read_back", read_back)
     monkeypatch.setattr(rebuild, "sorted_records", judged)
-    monkeypatch.setattr(delta, "write_data_files", written)
-    return Kept(tmp_path / "lake")
+    for module in (delta, iceberg):
+        monkeypatch.setattr(module, "write_data_files", written)
+    return Kept(tmp_path / "lake", request.param)
 
 
-def fails_once(monkeypatch: pytest.MonkeyPatch, method: str, kind: str, *, done: bool = False) -> None:
+def fails_once(kept: Kept, monkeypatch: pytest.MonkeyPatch, method: str, kind: str, *, done: bool = False) -> None:
     """Let a call for a table fail, before it has done its work or after."""
-    original = getattr(DeltaLakeTable, method)
+    original = getattr(kept.of_table, method)
 
-    def failing(self: DeltaLakeTable, *arguments: Any, **options: Any) -> Any:
+    def failing(self: Table, *arguments: Any, **options: Any) -> Any:
         if f"/{kind}/" not in self.path:
             return original(self, *arguments, **options)
-        monkeypatch.setattr(DeltaLakeTable, method, original)
+        monkeypatch.setattr(kept.of_table, method, original)
         if done:
             original(self, *arguments, **options)
         raise OSError("no space left")
 
-    monkeypatch.setattr(DeltaLakeTable, method, failing)
+    monkeypatch.setattr(kept.of_table, method, failing)
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -154,7 +174,7 @@ def test_what_is_in_silver_is_not_committed_again_by_the_next_attempt(
 ) -> None:
     for number in range(3):
         kept.batch(number)
-    fails_once(monkeypatch, method, kind, done=done)
+    fails_once(kept, monkeypatch, method, kind, done=done)
     with pytest.raises(OSError, match="no space left"):
         kept.rebuilt()
     kept.batch(3)
@@ -168,7 +188,7 @@ def test_what_is_in_silver_is_not_committed_again_by_the_next_attempt(
 def test_what_was_decoded_is_kept_when_the_commit_is_refused(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.batch(0)
     with monkeypatch.context() as patched:
-        patched.setattr(DeltaLakeTable, "replace", lambda *arguments, **options: False)
+        patched.setattr(kept.of_table, "replace", lambda *arguments, **options: False)
         with pytest.raises(ConfigError, match="what was decoded is kept"):
             kept.rebuilt()
     again = kept.rebuilt()
@@ -184,7 +204,7 @@ def test_rejects_that_are_ahead_of_silver_are_there_once(
     kept.batch(0)
     for number in (1, 2):
         kept.batch(number, silver=False)
-    fails_once(monkeypatch, "append", "silver")
+    fails_once(kept, monkeypatch, "append", "silver")
     with pytest.raises(OSError, match="no space left"):
         kept.rebuilt()
     assert kept.table("rejects").last_batch(QUERY) == (1 if chunk_bytes == 1 else 2)
@@ -204,18 +224,21 @@ def test_silver_is_brought_forward_at_once_when_bronze_was_compacted_and_vacuume
     kept.pipeline = Pipeline.model_validate({**kept.pipeline.model_dump(), "gold": gold})
     checkpoint = Path(kept.pipeline.checkpoint("gold", "all"))
     (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "0").touch()
     kept.batch(0)
-    stream = DeltaStreamReader(kept.table("silver").log, SILVER)
-    read = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    stream = kept.stream()
+    read = {} if stream is None else stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
     for number in (1, 2, 3):
         kept.batch(number, silver=False, finished=finished or number < 3)
     kept.compact_and_vacuum("bronze")
     done = kept.rebuilt()
     assert (done.batch, done.rows, done.rejects) == (3, 4, 4)
-    assert done.to_remove == (kept.pipeline.table("gold", "all"), str(checkpoint))
+    of_silver = (kept.pipeline.table("gold", "all"), str(checkpoint))
+    assert done.to_remove == (() if stream is None else of_silver), "of Iceberg tables gold reads the topic"
     kept.check_whole(3)
-    with pytest.raises(InvalidRequest, match="remove the checkpoint and the results"):
-        stream.partitions(read, stream.latestOffset(read, ReadAllAvailable()))
+    if stream is not None:
+        with pytest.raises(InvalidRequest, match="remove the checkpoint and the results"):
+            stream.partitions(read, stream.latestOffset(read, ReadAllAvailable()))
     kept.batch(4)
     assert kept.rebuilt().to_remove == (), "it lacked nothing any more"
     kept.check_whole(4)
@@ -223,17 +246,18 @@ def test_silver_is_brought_forward_at_once_when_bronze_was_compacted_and_vacuume
 
 def test_batches_that_silver_lacks_are_new_rows_when_bronze_was_compacted_alone(kept: Kept) -> None:
     kept.batch(0)
-    stream = DeltaStreamReader(kept.table("silver").log, SILVER)
-    read = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    stream = kept.stream()
+    read = {} if stream is None else stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
     for number in (1, 2, 3):
         kept.batch(number, silver=False)
     kept.table("bronze").compact(1 << 20)
     done = kept.rebuilt()
     assert (done.rows, done.to_remove) == (4, ())
     kept.check_whole(3)
-    [task] = stream.partitions(read, stream.latestOffset(read, ReadAllAvailable()))
-    new = pa.Table.from_batches(stream.read(task), SILVER)
-    assert sorted(new["value"].to_pylist()) == [b"good1", b"good2", b"good3"]
+    if stream is not None:
+        [task] = stream.partitions(read, stream.latestOffset(read, ReadAllAvailable()))
+        new = pa.Table.from_batches(stream.read(task), SILVER)
+        assert sorted(new["value"].to_pylist()) == [b"good1", b"good2", b"good3"]
 
 
 def test_files_that_were_vacuumed_after_an_attempt_are_not_needed_by_the_next(
@@ -242,7 +266,7 @@ def test_files_that_were_vacuumed_after_an_attempt_are_not_needed_by_the_next(
     for number in range(3):
         kept.batch(number)
     with monkeypatch.context() as patched:
-        patched.setattr(DeltaLakeTable, "replace", lambda *arguments, **options: False)
+        patched.setattr(kept.of_table, "replace", lambda *arguments, **options: False)
         with pytest.raises(ConfigError, match="what was decoded is kept"):
             kept.rebuilt()
     kept.batch(3)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
+from penstock.admin.registry import PREFIX
 from penstock.broker.schemas.reference import parse_reference
 from penstock.errors import InvalidRequest, SchemaNotFound
 from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.spark.pipelines.decoding import decoder
 from penstock.spark.pipelines.files import LocalFiles
 from penstock.spark.pipelines.schemas import Plans, batch_to_repeat, check_unmarked, check_versions, schema_of
 from penstock.testing import RunningBroker
@@ -20,14 +23,34 @@ SECOND = (
     '{"type": "record", "name": "O", "fields": [{"name": "id", "type": "long"}, '
     '{"name": "n", "type": "string", "default": ""}]}'
 )
+THIRD = SECOND.replace('"default": ""', '"default": "none"')
 
 
 @pytest.fixture
-def client() -> Iterator[FlyMQClient]:
-    with RunningBroker() as broker:
-        client = broker.connect()
-        client.create_topic("orders", 1)
-        yield client
+def broker() -> Iterator[RunningBroker]:
+    with RunningBroker(admin=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: RunningBroker) -> FlyMQClient:
+    client = broker.connect()
+    client.create_topic("orders", 1)
+    return client
+
+
+@pytest.fixture
+def delete_softly(broker: RunningBroker) -> Iterator[Callable[[str, int], None]]:
+    """As a client of the registry does."""
+    connection = HTTPConnection(broker.addresses["admin"], timeout=30)
+
+    def delete(name: str, number: int) -> None:
+        connection.request("DELETE", f"{PREFIX}/subjects/{name}/versions/{number}")
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, str(number).encode())
+
+    yield delete
+    connection.close()
 
 
 def test_a_topic_follows_what_is_named_else_what_it_is_bound_to_else_what_has_its_name(client: FlyMQClient) -> None:
@@ -117,6 +140,35 @@ def test_avro_without_a_mark_may_be_of_a_version_that_was_deleted_since(client: 
     assert pinned.unmarked_version is None
     named = Plans(client, "orders", parse_reference("orders:1"), FILES, pin).newest()
     assert named.unmarked_version == 1, "whoever names a version says which one wrote them"
+
+
+def test_a_version_that_was_deleted_softly_still_reads_what_it_wrote(
+    client: FlyMQClient, delete_softly: Callable[[str, int], None], tmp_path: Path
+) -> None:
+    for definition in (FIRST, SECOND, THIRD):
+        client.schemas.register("orders", definition, "avro")
+
+    def numbers(reference: str) -> tuple[int, list[int]]:
+        plan = Plans(client, "orders", parse_reference(reference), FILES, str(tmp_path / "pin.json")).newest()
+        return plan.version.number, [each.number for each in plan.others]
+
+    plans = Plans(client, "orders", parse_reference("orders"), FILES, str(tmp_path / "pin.json"))
+    for number in (1, 3):
+        delete_softly("orders", number)
+    assert numbers("orders") == (2, [1, 3]), "the latest is one that is not deleted"
+    assert numbers("orders:1") == (1, [2, 3])
+    newest = plans.newest()
+    assert [each.number for each in newest.others] == [1, 3]
+    assert newest.unmarked_version is None
+    read = decoder(newest).decode([b"\x0e"], [b"orders:1"])
+    assert (read.columns[0].to_pylist(), read.reasons) == ([7], [None])
+    check_versions(client, "orders", parse_reference("orders"), "orders:1")
+    client.schemas.delete("orders", 1)
+    assert [each.number for each in plans.newest().others] == [3], "that was for good"
+    delete_softly("orders", 2)
+    assert numbers("orders:3") == (3, [2])
+    with pytest.raises(SchemaNotFound, match="register it"):
+        plans.newest()
 
 
 def test_a_version_of_another_kind_is_no_part_of_a_plan(client: FlyMQClient, tmp_path: Path) -> None:

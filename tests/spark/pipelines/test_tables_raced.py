@@ -1,31 +1,30 @@
-"""A Delta table that everybody writes at once, two runs of a query, a compaction, a rebuild: every row is there once. Without Spark."""
+"""A table that everybody writes at once, two runs of a query, a compaction, a rebuild: every row is there once. Without Spark."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
-from penstock.spark.pipelines.tables import delta
-from penstock.spark.pipelines.tables.data_files import write_data_files
-from penstock.spark.pipelines.tables.delta import DeltaLakeTable
-from penstock.spark.pipelines.tables.stores import LocalStore
+from penstock.spark.pipelines.tables import delta, iceberg
+from penstock.spark.pipelines.tables.table import Table
 from tests.spark.pipelines.rows_by_hand import ids_from
+from tests.spark.pipelines.table_formats import QUERY, Made
 
-BATCHES, ROWS = 40, 10
-QUERY = "query-1"
+ROWS = 10
+WAIT_S_MAX = 60
 COLUMNS = pa.schema([("id", pa.int64())])
 
 
 class Race:
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, made: Made, batches: int) -> None:
+        self._made = made
+        self._batches = batches
         self._over = threading.Event()
         self._compacted = threading.Event()
+        self._rebuilt = threading.Event()
         self._failures: list[BaseException] = []
         self.compactions = 0
         self.rebuilds = 0
@@ -44,15 +43,15 @@ class Race:
         if self._failures:
             raise self._failures[0]
 
-    def _table(self) -> DeltaLakeTable:
-        table = DeltaLakeTable(None, self._path)
-        table.claim(QUERY, 0, "checkpoint")
-        return table
+    def _table(self) -> Table:
+        return self._made.claimed()
 
     def _write(self) -> None:
-        """A run of the query; each batch twice, as if a crash had come before its checkpoint."""
+        """A run of the query; each batch twice, as if a crash had come before its checkpoint. Half way it lets the others win for once."""
         table = self._table()
-        for batch in range(BATCHES):
+        for batch in range(self._batches):
+            if batch == self._batches // 2:
+                assert self._rebuilt.wait(WAIT_S_MAX)
             for _ in range(2):
                 table.append(ids_from(ROWS * batch, ROWS), batch, small=True)
 
@@ -66,13 +65,16 @@ class Race:
     def _rebuild(self) -> None:
         """Rebuilds end every compaction they meet, so one waits for a compaction before the next."""
         table = self._table()
+        assert self._compacted.wait(WAIT_S_MAX)
         while not self._over.is_set():
             handle = table.handle()
             assert handle is not None
-            batch = handle.transaction_version(QUERY)
-            files = write_data_files(ids_from(0, ROWS * (batch + 1)), LocalStore(self._path), small=True)
+            batch = table.batch_of(handle, QUERY)
+            assert batch is not None
+            files = self._made.files(ids_from(0, ROWS * (batch + 1)))
             if table.replace(handle, QUERY, batch, files, COLUMNS):
                 self.rebuilds += 1
+                self._rebuilt.set()
                 self._compacted.clear()
                 while not (self._over.is_set() or self._compacted.wait(0.01)):
                     pass
@@ -87,13 +89,14 @@ class Race:
         return guarded
 
 
-def test_every_row_is_there_once_despite_other_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_is_there_once_despite_other_writers(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nobody waits here, as queries do, so anybody may lose many races in a row.
-    monkeypatch.setattr(delta, "COMMIT_ATTEMPTS_MAX", 1000)
-    race = Race(str(tmp_path / "silver" / "orders"))
+    for module in (delta, iceberg):
+        monkeypatch.setattr(module, "COMMIT_ATTEMPTS_MAX", 1000)
+    batches = 40 if made.format == "delta" else 15
+    race = Race(made, batches)
     race.run()
-    table = DeltaTable(tmp_path / "silver" / "orders")
-    assert sorted(table.to_pyarrow_table()["id"].to_pylist()) == list(range(BATCHES * ROWS))
-    assert table.transaction_version(QUERY) == BATCHES - 1
+    assert sorted(row["id"] for row in made.rows()) == list(range(batches * ROWS))
+    assert made.open().last_batch(QUERY) == batches - 1
     assert race.rebuilds
     assert race.compactions

@@ -279,14 +279,6 @@ class Pipeline(Section):
 
     def _check_tables(self) -> None:
         silver = self.silver
-        rules = [] if silver is None else [silver, *silver.topics.values()]
-        if self.format == "iceberg":
-            columns = [*(each.partition_by for each in rules), *(gold.partition_by for gold in self.gold)]
-            columns += [] if self.bronze is None else [self.bronze.partition_by]
-            if any(each.key for each in rules):
-                raise ValueError('a key needs tables that take changes of rows: use format = "delta"')
-            if any(columns):
-                raise ValueError('partition_by is for format = "delta"')
         for gold in self.gold:
             if gold.source == "silver" and (silver is None or self.format != "delta"):
                 raise ValueError(

@@ -23,12 +23,12 @@ def open_table(pipeline: Pipeline, stage: str, name: str, spark: SparkSession | 
     """Return the table of a stage. Appending and `read` need Spark. Raises ConfigError if the format's library is missing."""
     path = pipeline.table(stage, name)
     table: Table
+    partition_by = pipeline.partition_by(stage, name)
     if pipeline.format == "delta":
-        partition_by = pipeline.partition_by(stage, name)
         table = DeltaLakeTable(spark, path, pipeline.storage, partition_by, pipeline.keep_ms / 1000)
     else:
         identifier = (stage, re.sub(r"\W", "_", name))
-        table = IcebergTable(spark, path, pipeline.directory, identifier, pipeline.catalog)
+        table = IcebergTable(spark, path, pipeline.directory, identifier, pipeline.catalog, partition_by)
     table.exists()  # says which library is missing before anything has started
     return table
 

@@ -37,8 +37,8 @@ from penstock.spark.pipelines.rebuild_hold import ask_to_wait, rebuild_directory
 from penstock.spark.pipelines.schemas import finished_batch
 from penstock.spark.pipelines.silver import latest_changes, silver_columns, sorted_records
 from penstock.spark.pipelines.tables.data_files import DataFile
-from penstock.spark.pipelines.tables.delta import DeltaLakeTable
-from penstock.spark.pipelines.tables.delta_log import AddedFile, DeltaLog, total_bytes
+from penstock.spark.pipelines.tables.history import AddedFile, DataFiles, History, total_bytes
+from penstock.spark.pipelines.tables.table import Table
 from penstock.spark.pipelines.topic_stage import TOPICS
 from penstock.spark.pipelines.views import mentions, view_names
 from penstock.spark.schema import chosen_schema
@@ -68,7 +68,7 @@ class Rebuilt:
     resumed: int
     """Chunks that an earlier attempt had done."""
     to_remove: tuple[str, ...] = ()
-    """Tables and checkpoints of gold that has to begin anew: silver got batches that it has not read, but not as new rows."""
+    """Tables and checkpoints of gold that has to begin anew: silver is another table, or got batches, but not as new rows."""
 
 
 class Chunk(NamedTuple):
@@ -104,10 +104,12 @@ class Rebuild:
         self._notes = rebuild_directory(pipeline, topic)
         self._checkpoint = pipeline.checkpoint(TOPICS, topic)
         self._bronze, self._silver, self._rejects = (
-            _delta(open_table(pipeline, kind, topic, spark)) for kind in ("bronze", "silver", "rejects")
+            open_table(pipeline, kind, topic, spark) for kind in ("bronze", "silver", "rejects")
         )
         self._begun = f"{self._notes}/begun.json"
         """Says what the notes of chunks are good for; without it, nothing."""
+        self._query = ""
+        """The id of the query that the tables belong to."""
         self._resumed = 0
         self._least = 0
         """The batch that silver is brought forward to at once, if it is behind."""
@@ -121,7 +123,7 @@ class Rebuild:
             if not is_url(self._pipeline.notes):
                 advice = "let that rebuild finish, or end it; this one then goes on where it was"
                 stack.enter_context(DirectoryLock(Path(self._notes), advice))
-            query = query_of(self._files, self._pipeline, self._topic)
+            query = self._query = query_of(self._files, self._pipeline, self._topic)
             # Read before silver is: a batch counts as finished when silver has it, so one that silver still lacks is missing.
             self._finished = finished_batch(self._files, self._checkpoint)
             batch, chunks, version = self._replace_silver(query)
@@ -160,7 +162,7 @@ class Rebuild:
             # Before the commit: whoever is killed after it must not leave notes of files that the table has.
             begun = self._files.read(self._begun)
             self._files.remove(self._begun)
-            self._same_records = handle is None or handle.transaction_version(query) == batch
+            self._same_records = handle is not None and self._silver.batch_of(handle, query) == batch
             if self._silver.replace(handle, query, batch, self._committed, columns, same_records=self._same_records):
                 return batch, chunks, version
             if begun is not None:
@@ -181,7 +183,7 @@ class Rebuild:
             )
         if handle is None:
             return max(self._least, bronze if self._finished is None else self._finished)
-        silver: int | None = handle.transaction_version(query)
+        silver = self._silver.batch_of(handle, query)
         if silver is None:
             raise ConfigError(
                 f"table {self._silver.path} was not written by this pipeline, and is not replaced: remove it first"
@@ -232,11 +234,10 @@ class Rebuild:
         begun = {} if found is None else json.loads(found)
         identity = self._identity(query)
         batch = self._batch_to_reach(self._silver.handle(), query)
-        version = self._version_of_batch(query, batch)
         for further in (self._finished, self._bronze.last_batch(query)):
-            if further is not None and further > batch and not self._has_files_since(version):
-                self._least = further
-                version = self._version_of_batch(query, further)
+            if further is not None and further > batch and not self._can_be_continued(query, batch):
+                self._least = batch = further
+        version = self._version_of_batch(query, batch)
         young = time.time() - begun.get("at_s", 0) < RESUME_S_MAX
         usable = young and begun["identity"] == identity and begun["version"] <= version
         if usable and self._has_files_since(begun["version"]):
@@ -245,15 +246,25 @@ class Rebuild:
         self._files.write(self._begun, json.dumps({"identity": identity, "at_s": time.time(), "version": version}))
         return version
 
+    def _can_be_continued(self, query: str, batch: int) -> bool:
+        """Whether bronze still has what it was at a batch, and what came after it."""
+        try:
+            version = self._bronze.log.version_of_batch(query, batch)
+        except ConfigError:
+            return False
+        return self._has_files_since(version)
+
     def _has_files_since(self, version: int) -> bool:
         """Whether bronze still has the files of a version and of the commits after it. Those it consists of now are not looked for."""
         log = self._bronze.log
         newest = log.version()
         assert newest is not None, "bronze is there, or there would be no rebuild"
         now = {file.path for file in log.files(newest)}
-        return log.has_files(
-            file for file in (*log.files(version), *added_files(log, version, newest)) if file.path not in now
-        )
+        try:
+            since = [*log.files(version), *added_files(log, version, newest)]
+        except ConfigError:
+            return False  # its history no longer goes back so far
+        return log.has_files(file for file in since if file.path not in now)
 
     def _gold_of_silver(self) -> tuple[str, ...]:
         """The tables and checkpoints of gold that has read silver."""
@@ -263,7 +274,11 @@ class Rebuild:
         for gold in pipeline.gold:
             read = [topic for topic, view in zip(topics, view_names(topics), strict=True) if mentions(gold.sql, view)]
             checkpoint = pipeline.checkpoint("gold", gold.name)
-            if self._topic in read and pipeline.gold_source(gold, read) == "silver" and self._files.names(checkpoint):
+            if (
+                self._topic in read
+                and pipeline.gold_source(gold, read) == "silver"
+                and self._files.names(f"{checkpoint}/offsets")
+            ):
                 found += [pipeline.table("gold", gold.name), checkpoint] if gold.table else [checkpoint]
         return tuple(found)
 
@@ -279,7 +294,7 @@ class Rebuild:
         changes = self._read_back(self._silver, files, silver_columns(self._plan))
         tombstones = [file for chunk in chunks for file in chunk.tombstones]
         deleted = self._read_back(self._rejects, tombstones, chosen_schema(RAW_COLUMNS))
-        return self._silver.write_files(latest_changes(changes, deleted, self._rules.key).rows)
+        return self._silver.write_files(latest_changes(changes, deleted, self._rules.key).rows, self._query)
 
     # -- rejects ----------------------------------------------------------------------------------------------------------
 
@@ -291,7 +306,7 @@ class Rebuild:
         )
         for _ in range(ATTEMPTS_MAX):
             handle = self._rejects.handle()
-            done = None if handle is None else handle.transaction_version(query)
+            done = None if handle is None else self._rejects.batch_of(handle, query)
             reached = max(batch, batch if done is None else done)
             wanted = self._bronze.log.version_of_batch(query, reached)
             if wanted != version:
@@ -327,11 +342,11 @@ class Rebuild:
             fitting, tombstones = records.fitting, []
             if records.tombstones is not None:
                 fitting = latest_changes(fitting, records.tombstones, self._rules.key).rows
-                tombstones = self._rejects.write_files(records.tombstones)
+                tombstones = self._rejects.write_files(records.tombstones, self._query)
             chunk = Chunk(
                 at_s,
-                self._silver.write_files(fitting),
-                [] if records.rejected is None else self._rejects.write_files(records.rejected),
+                self._silver.write_files(fitting, self._query),
+                [] if records.rejected is None else self._rejects.write_files(records.rejected, self._query),
                 records.rejects,
                 records.dropped,
                 tombstones,
@@ -339,25 +354,21 @@ class Rebuild:
         self._files.write(note, json.dumps(chunk))
         return chunk
 
-    def _read_back(self, table: DeltaLakeTable, files: Sequence[AddedFile | DataFile], columns: Any) -> DataFrame:
+    def _read_back(self, table: Table, files: Sequence[AddedFile | DataFile], columns: Any) -> DataFrame:
         """Files of a table, whether or not a version of it names them, read by tasks."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        log, schema = table.log, to_arrow_schema(columns, timezone="UTC")
+        data, schema = table.log.data, to_arrow_schema(columns, timezone="UTC")
         if not files:
             return self._spark.createDataFrame([], columns)
 
         def read(batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
                 for path, values in zip(batch["path"].to_pylist(), batch["partition_values"].to_pylist(), strict=True):
-                    yield from rows_of_file(log, AddedFile(path, 0, json.loads(values)), schema)
+                    yield from rows_of_file(data, AddedFile(path, 0, json.loads(values)), schema)
 
-        places = [
-            (file.name, file.partition_values)
-            if isinstance(file, DataFile)
-            else (file.path, json.dumps(dict(file.partition_values)))
-            for file in files
-        ]
+        named = [table.place(file) if isinstance(file, DataFile) else file for file in files]
+        places = [(file.path, json.dumps(dict(file.partition_values))) for file in named]
         listed = self._spark.createDataFrame(places, "path string, partition_values string")
         return listed.repartition(len(places)).mapInArrow(read, columns)
 
@@ -382,30 +393,28 @@ def check_rebuildable(pipeline: Pipeline, table: str) -> str:
         )
     if pipeline.silver is None or pipeline.bronze is None:
         raise ConfigError("a rebuild makes silver from bronze: the file must have both sections")
-    if pipeline.format != "delta":
-        raise ConfigError('a rebuild needs tables in format = "delta"')
     bronze = open_table(pipeline, "bronze", topic)
     if not bronze.exists():
         raise ConfigError(f"there is no table {bronze.path} to make silver from: run the pipeline first")
     return topic
 
 
-def rows_of_file(log: DeltaLog, file: AddedFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def rows_of_file(data: DataFiles, file: AddedFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """What a file of a table has. Raises ConfigError if it was there when the rebuild began, and is no more."""
     try:
-        yield from read_files(log, FileTask((file,)), schema)
+        yield from read_files(data, FileTask((file,)), schema)
     except ConfigError:
         raise ConfigError(
-            f"{file.path} of table {log.path} was vacuumed while the rebuild went on: run the rebuild again"
+            f"{file.path} of table {data.path} was vacuumed while the rebuild went on: run the rebuild again"
         ) from None
 
 
-def added_files(log: DeltaLog, after: int, until: int) -> list[AddedFile]:
+def added_files(log: History, after: int, until: int) -> list[AddedFile]:
     """Files with rows that came in after one version, up to another."""
     return [file for version in range(after + 1, until + 1) for file in log.commit(version).added]
 
 
-def finished_files(log: DeltaLog, query: str, after: int, until: int) -> Iterator[tuple[list[AddedFile], int]]:
+def finished_files(log: History, query: str, after: int, until: int) -> Iterator[tuple[list[AddedFile], int]]:
     """The files of some batches of a query at a time, with the number of the last, from one version of a table up to another."""
     files: list[AddedFile] = []
     batch: int | None = None
@@ -447,8 +456,3 @@ def _chunk_of(noted: Sequence[Any]) -> Chunk:
 
 def _digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _delta(table: Any) -> DeltaLakeTable:
-    assert isinstance(table, DeltaLakeTable), "check_rebuildable lets no other format pass"
-    return table

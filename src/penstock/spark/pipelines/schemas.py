@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Final, Literal, NamedTuple, get_args
 
 from penstock.broker.schemas.marks import Framing
@@ -47,7 +46,7 @@ def schema_of(client: FlyMQClient, topic: str, given: Mapping[str, str]) -> Refe
 
 def check_versions(client: FlyMQClient, topic: str, reference: Reference, unmarked: str) -> None:
     """Raises SchemaNotFound if a topic's schema is not there, or the version that wrote its unmarked records; and InvalidRequest."""
-    if plan_of(Versions(client, reference.name).now(), reference, unmarked) is None:
+    if plan_of(Versions(client, reference.name).now(reference.version), reference, unmarked) is None:
         raise _not_there(topic, reference)
 
 
@@ -62,8 +61,11 @@ class Registered(NamedTuple):
     """The versions of a schema at one moment, by number, with their kinds."""
 
     versions: Mapping[int, tuple[SchemaType, Version]]
+    """With those that are soft-deleted: records that they wrote are still read."""
+    latest: int
+    """LATEST if every version is deleted."""
     had_others: bool
-    """Whether there was a version that has been deleted, or the broker does not tell."""
+    """Whether a version was deleted, softly or for good, or the broker does not tell."""
 
 
 class Versions:
@@ -73,25 +75,30 @@ class Versions:
         self._client = client
         self._name = name
         self._made: dict[int, tuple[SchemaType, Version]] = {}
+        self._gone: set[int] = set()
+        """Numbers of versions that were deleted for good."""
 
-    def now(self) -> Registered:
-        """Return every version that is not deleted."""
-        numbers = [each.version for each in self._client.schemas.list(self._name)]
-        for number in numbers:
-            if number not in self._made:
-                with suppress(SchemaNotFound):  # deleted since
-                    self._made[number] = self._get(number)
-        versions = {number: self._made[number] for number in numbers if number in self._made}
-        return Registered(versions, self._had_others(versions))
-
-    def _had_others(self, versions: Mapping[int, tuple[SchemaType, Version]]) -> bool:
-        """Ask each time: a version may have been registered and deleted since."""
-        if not versions:
-            return True
+    def now(self, number: int = LATEST) -> Registered:
+        """Return every version that records may name. `number` is one that is needed, also if every version is soft-deleted."""
+        live = [each.version for each in self._client.schemas.list(self._name)]
+        latest = max(live, default=LATEST)
         try:
-            return self._client.schemas.get(self._name, max(versions)).last_version != len(versions)
-        except SchemaNotFound:  # deleted since
-            return True
+            last = self._client.schemas.get(self._name, latest or number or None).last_version
+        except SchemaNotFound:  # deleted since, or there never was any
+            return Registered({}, LATEST, had_others=True)
+        # Numbers are given once, so a version that is gone stays gone. One that is soft-deleted may go at any time.
+        for each in {*live, *range(1, (last or 0) + 1)}.difference(self._gone.difference(live)):
+            try:
+                if each not in self._made:
+                    self._made[each] = self._get(each)
+                elif each not in live:
+                    self._client.schemas.get(self._name, each)
+            except SchemaNotFound:
+                self._made.pop(each, None)
+                self._gone.add(each)
+            else:
+                self._gone.discard(each)
+        return Registered(dict(self._made), latest, had_others=last != len(live))
 
     def _get(self, number: int) -> tuple[SchemaType, Version]:
         info = self._client.schemas.get(self._name, number)
@@ -123,7 +130,7 @@ def plan_of(
     SchemaNotFound.
     """
     versions = registered.versions
-    number = reference.version or max(versions, default=LATEST)
+    number = reference.version or registered.latest
     if number not in versions:
         return None
     kind, made = versions[number]
@@ -177,7 +184,7 @@ class Plans:
 
     def newest(self) -> Plan:
         """The plan for a batch that was never begun. Raises SchemaNotFound and InvalidRequest, which say what to do."""
-        plan = plan_of(self._versions.now(), self._reference, self._unmarked)
+        plan = plan_of(self._versions.now(self._reference.version), self._reference, self._unmarked)
         if plan is None:
             raise _not_there(self._topic, self._reference)
         return plan

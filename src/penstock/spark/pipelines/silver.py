@@ -99,11 +99,22 @@ class Changes(NamedTuple):
     """Keys of records that a tombstone deletes."""
 
 
+def check_key(columns: StructType, key: Sequence[str]) -> None:
+    """Raises ConfigError if rows cannot be told apart by these columns."""
+    for field in columns.fields:
+        if field.name in key and "map<" in field.dataType.simpleString():
+            raise ConfigError(
+                f"the key of [silver] names {field.name}, which is {field.dataType.simpleString()}: maps cannot be compared; name other "
+                "columns"
+            )
+
+
 def latest_changes(rows: DataFrame, tombstones: DataFrame, key: Sequence[str]) -> Changes:
     """What a batch leaves of its own records: the highest offset wins, and a tombstone takes what came before it."""
     from pyspark.sql import Window
     from pyspark.sql.functions import broadcast, col, row_number
 
+    check_key(rows.schema, key)
     # Offsets of different partitions say nothing about each other: of a key that is in several, the later timestamp wins.
     columns = [f"`{column}`" for column in key]
     in_a_partition = Window.partitionBy(*columns, "partition").orderBy(col("offset").desc())

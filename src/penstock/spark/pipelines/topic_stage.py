@@ -22,7 +22,6 @@ from penstock.spark.pipelines.rebuild_hold import wait_for_rebuild
 from penstock.spark.pipelines.schemas import Plans, batch_to_repeat
 from penstock.spark.pipelines.silver import latest_changes, silver_columns, sorted_records
 from penstock.spark.pipelines.stages import House, Stage
-from penstock.spark.pipelines.tables.delta import DeltaLakeTable
 from penstock.spark.pipelines.tables.table import READ_AGAIN, Table
 
 if TYPE_CHECKING:
@@ -103,7 +102,6 @@ class TopicStage(Stage):
             if records.rejected is not None:
                 self._reject(records.rejected, records.rejects, batch_id)
             if records.tombstones is not None:
-                assert isinstance(silver, DeltaLakeTable), "Pipeline lets no other format have a key"
                 changed = latest_changes(records.fitting, records.tombstones, self._rules.key)
                 silver.merge(changed.rows, changed.deleted, self._rules.key, batch_id)
             else:

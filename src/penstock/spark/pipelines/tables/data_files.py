@@ -44,36 +44,47 @@ class DataFile(NamedTuple):
 _COLUMNS: Final = "name string, size_bytes bigint, rows bigint, statistics string, partition_values string"
 
 
-def write_data_files(rows: DataFrame, store: Store, *, small: bool, partition_by: Sequence[str] = ()) -> list[DataFile]:
+class Partitioning(NamedTuple):
+    columns: tuple[str, ...] = ()
+    in_files: bool = False
+    """Whether files have those columns too, as Iceberg has it, or values stand in the log alone, as Delta has it."""
+
+
+UNPARTITIONED: Final = Partitioning()
+
+
+def write_data_files(
+    rows: DataFrame, store: Store, *, small: bool, partitioning: Partitioning = UNPARTITIONED
+) -> list[DataFile]:
     """Write the rows as durable files that no table names yet."""
     schema = table_schema(rows)
     if small:
-        collected = rows.toArrow().cast(schema)
-        return list(_written(collected.to_batches(), schema, store, partition_by))
+        return list(write_batches(rows.toArrow().cast(schema).to_batches(), schema, store, partitioning))
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        for file in _written(batches, schema, store, partition_by):
+        for file in write_batches(batches, schema, store, partitioning):
             names = list(DataFile._fields)
             yield pa.RecordBatch.from_arrays([pa.array([value]) for value in file], names=names)
 
     return [DataFile(*each) for each in rows.mapInArrow(write, _COLUMNS).collect()]
 
 
-def _written(
-    batches: Iterable[Any], schema: pa.Schema, store: Store, partition_by: Sequence[str]
+def write_batches(
+    batches: Iterable[Any], schema: pa.Schema, store: Store, partitioning: Partitioning
 ) -> Iterator[DataFile]:
-    if not partition_by:
+    """Write Arrow batches as durable files that no table names yet."""
+    if not partitioning.columns:
         file = write_data_file(batches, schema, store)
         if file is not None:
             yield file
         return
     import pyarrow as pa
 
-    inside = [field for field in schema if field.name not in partition_by]
+    inside = [field for field in schema if partitioning.in_files or field.name not in partitioning.columns]
     for group in _row_groups((batch for batch in batches if batch.num_rows), schema):
-        for values, rows in partitioned(group, partition_by):
+        for values, rows in partitioned(group, partitioning.columns):
             texts = {name: partition_text(value) for name, value in values.items()}
             directory = "/".join(f"{name}={_directory_name(text)}" for name, text in texts.items())
             file = write_data_file(
@@ -88,16 +99,7 @@ def partitioned(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[d
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    for name in partition_by:
-        if name not in rows.schema.names:
-            raise ConfigError(f"partition_by names {name}, which the rows do not have: {', '.join(rows.schema.names)}")
-        kind = rows.schema.field(name).type
-        if not (
-            pa.types.is_string(kind) or pa.types.is_date32(kind) or pa.types.is_integer(kind) or kind == pa.bool_()
-        ):
-            raise ConfigError(
-                f"partition_by names {name}, which is {kind}: use columns of text, dates, integers or booleans"
-            )
+    check_partitionable(rows.schema, partition_by)
     found = rows.group_by(list(partition_by)).aggregate([]).to_pylist()
     if len(found) > PARTITIONS_MAX:
         raise ConfigError(
@@ -110,6 +112,22 @@ def partitioned(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[d
             same = pc.is_null(rows[name]) if value is None else pc.equal(rows[name], pa.scalar(value, rows[name].type))
             chosen = same if chosen is None else pc.and_(chosen, same)
         yield values, rows.filter(chosen)
+
+
+def check_partitionable(columns: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Raises ConfigError if a table of these columns cannot be partitioned so."""
+    import pyarrow as pa
+
+    for name in partition_by:
+        if name not in columns.names:
+            raise ConfigError(f"partition_by names {name}, which the rows do not have: {', '.join(columns.names)}")
+        kind = columns.field(name).type
+        if not (
+            pa.types.is_string(kind) or pa.types.is_date32(kind) or pa.types.is_integer(kind) or kind == pa.bool_()
+        ):
+            raise ConfigError(
+                f"partition_by names {name}, which is {kind}: use columns of text, dates, integers or booleans"
+            )
 
 
 def partition_text(value: Any) -> str | None:

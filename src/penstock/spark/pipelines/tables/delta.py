@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from penstock.errors import ConfigError
 from penstock.spark.delta_format import FORMAT, STORAGE_PREFIX, with_delta_source
 from penstock.spark.pipelines.files import is_url, sync_directory
-from penstock.spark.pipelines.tables.data_files import DataFile, table_schema, write_data_files
+from penstock.spark.pipelines.tables.data_files import DataFile, Partitioning, table_schema, write_data_files
 from penstock.spark.pipelines.tables.delta_log import (
     LOG,
     LOG_CHECKPOINT_COMMITS,
@@ -33,6 +33,7 @@ from penstock.spark.pipelines.tables.delta_log import (
     commit_hooks,
 )
 from penstock.spark.pipelines.tables.delta_merge import merge_rows
+from penstock.spark.pipelines.tables.history import AddedFile
 from penstock.spark.pipelines.tables.stores import DeltaStore, LocalStore, Store
 from penstock.spark.pipelines.tables.table import (
     COMMIT_ATTEMPTS_MAX,
@@ -55,8 +56,6 @@ FULL_VACUUM_FROM_MS: Final = "penstock.fullVacuumFromMs"
 """When every file that was replaced within the time to keep is in the log, if it once named them for a shorter time."""
 LAST_CHECKPOINT: Final = "_last_checkpoint"
 """The file that names the newest checkpoint of the log."""
-DATE: Final = "date"
-"""A column to partition by that is made of the timestamp."""
 
 
 class DeltaLakeTable(Table):
@@ -69,9 +68,8 @@ class DeltaLakeTable(Table):
         keep_s: float = VACUUM_KEEP_S_MIN,
     ) -> None:
         """`keep_s`: how long a table that is created here names replaced files in its log."""
-        super().__init__(spark, path)
+        super().__init__(spark, path, Partitioning(tuple(partition_by)))
         self._options = dict(storage_options or {})
-        self._partition_by = list(partition_by)
         self._keep_s = keep_s
 
     def exists(self) -> bool:
@@ -89,7 +87,7 @@ class DeltaLakeTable(Table):
         problem: Exception | None = None
         for _ in range(COMMIT_ATTEMPTS_MAX):
             delta = self._found()
-            self._check_partitioning(delta)
+            self._check_partitioned(delta)
             try:
                 if delta is not None and not self._has(delta, batch_id):
                     delta = self._with_columns(delta, rows)
@@ -97,7 +95,7 @@ class DeltaLakeTable(Table):
                     self._sync_found(delta)
                     return
                 if files is None:
-                    files = write_data_files(rows, self._store, small=small, partition_by=self._partition_by)
+                    files = write_data_files(rows, self._store, small=small, partitioning=self._partitioning)
                 self._commit(delta, rows, files, batch_id)
             except DeltaError as error:
                 created_meanwhile = delta is None and self.exists()
@@ -116,16 +114,17 @@ class DeltaLakeTable(Table):
         return DeltaLog(self.path, self._options)
 
     def handle(self) -> Any | None:
-        """Return the table as it is now, to be replaced; None if there is none."""
         return self._found()
 
-    def write_files(self, rows: DataFrame) -> list[DataFile]:
-        """Write durable files that no version of the table names yet."""
-        return write_data_files(self._with_date(rows), self._store, small=False, partition_by=self._partition_by)
+    def batch_of(self, handle: Any, query: str) -> int | None:
+        done: int | None = handle.transaction_version(query)
+        return done
 
-    def columns_of(self, rows: DataFrame) -> pa.Schema:
-        """Return the columns that the table has with these rows alone."""
-        return table_schema(self._with_date(rows))
+    def write_files(self, rows: DataFrame, query: str) -> list[DataFile]:
+        return write_data_files(self._with_date(rows), self._store, small=False, partitioning=self._partitioning)
+
+    def place(self, file: DataFile) -> AddedFile:
+        return AddedFile(file.name, file.size_bytes, json.loads(file.partition_values), file.rows)
 
     def replace(
         self,
@@ -137,13 +136,8 @@ class DeltaLakeTable(Table):
         *,
         same_records: bool = True,
     ) -> bool:
-        """Replace every row by those of the files, which are all of a query up to a batch. Return whether that was done.
-
-        It is not if anything was committed since the handle was opened. Without `max_commit_retries` the library would put the commit on
-        top of a compaction that came in between, and leave the compacted rows in addition to the new ones.
-
-        Streams of the table pass over it, unless these are not the `same_records` as before: then they end with an error.
-        """
+        # Without `max_commit_retries` the library would put the commit on top of a compaction that came in between, and leave the
+        # compacted rows in addition to the new ones.
         from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import CommitProperties, Transaction
 
@@ -157,12 +151,12 @@ class DeltaLakeTable(Table):
             if handle is None:
                 self._create(schema, _add_actions(files), properties)
             else:
-                self._check_partitioning(handle)
+                self._check_partitioned(handle)
                 handle.create_write_transaction(
                     _add_actions(files),
                     mode="overwrite",
                     schema=schema,
-                    partition_by=self._partition_by or None,
+                    partition_by=self._partition_columns or None,
                     commit_properties=properties,
                 )
         except DeltaError as error:
@@ -189,7 +183,7 @@ class DeltaLakeTable(Table):
                 actions,
                 mode="append",
                 schema=delta.schema(),
-                partition_by=self._partition_by or None,
+                partition_by=self._partition_columns or None,
                 commit_properties=properties,
                 post_commithook_properties=commit_hooks(delta),
             )
@@ -206,7 +200,7 @@ class DeltaLakeTable(Table):
             schema,
             actions,
             mode="error",
-            partition_by=self._partition_by or None,
+            partition_by=self._partition_columns or None,
             configuration={
                 "delta.checkpointInterval": str(LOG_CHECKPOINT_COMMITS),
                 KEPT_IN_LOG: f"interval {_hours(self._keep_s)} hours",
@@ -215,19 +209,13 @@ class DeltaLakeTable(Table):
             commit_properties=properties,
         )
 
-    def _with_date(self, rows: DataFrame) -> DataFrame:
-        """Return the rows with the day of their timestamp, in UTC, if the table is partitioned by it and they have none."""
-        if DATE not in self._partition_by or DATE in rows.columns or "timestamp" not in rows.columns:
-            return rows
-        return rows.selectExpr("*", f"CAST(to_utc_timestamp(timestamp, current_timezone()) AS DATE) AS {DATE}")
+    @property
+    def _partition_columns(self) -> list[str]:
+        return list(self._partitioning.columns)
 
-    def _check_partitioning(self, delta: Any | None) -> None:
-        found = self._partition_by if delta is None else list(delta.metadata().partition_columns)
-        if found != self._partition_by:
-            raise ConfigError(
-                f"table {self.path} is partitioned by {', '.join(found) or 'nothing'}, and the file says "
-                f"{', '.join(self._partition_by) or 'nothing'}: set partition_by back, or write a new table with another directory"
-            )
+    def _check_partitioned(self, delta: Any | None) -> None:
+        if delta is not None:
+            self._check_partitioning(delta.metadata().partition_columns)
 
     def _with_columns(self, delta: Any, rows: DataFrame) -> Any:
         """Return the table with columns for everything in the rows. A crash afterwards leaves columns of nulls, which do no harm."""
@@ -274,7 +262,6 @@ class DeltaLakeTable(Table):
         return sizes
 
     def merge(self, changes: DataFrame, deleted: pa.Array, key: Sequence[str], batch_id: int) -> None:
-        """Commit a batch of changes, unless it was done before: delete rows of `deleted` record keys, replace and add rows by key."""
         from deltalake.exceptions import CommitFailedError
 
         changes = self._with_date(changes)
@@ -285,7 +272,7 @@ class DeltaLakeTable(Table):
             if delta is None:
                 self.append(changes, batch_id, small=True)
                 return
-            self._check_partitioning(delta)
+            self._check_partitioned(delta)
             if self._has(delta, batch_id):
                 self._sync_found(delta)
                 return

@@ -7,7 +7,7 @@ moved them. A commit that replaces every row with the same records, decoded agai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from penstock.errors import ConfigError
 from penstock.spark.pipelines.files import is_url
 from penstock.spark.pipelines.tables.data_files import partition_text
+from penstock.spark.pipelines.tables.history import AddedFile, Commit, History
 
 LOG: Final = "_delta_log"
 LOG_CHECKPOINT_COMMITS: Final = 100
@@ -24,42 +25,41 @@ UNREADABLE_FEATURES: Final = frozenset({"columnMapping", "deletionVectors"})
 """Of the Delta protocol: with them the rows of a table are not simply those of its Parquet files."""
 
 
-class AddedFile(NamedTuple):
-    path: str
-    """Below the table."""
-    size_bytes: int
-    partition_values: Mapping[str, str | None]
-    rows: int = 0
-    """As its writer says; 0 if that says nothing."""
-
-
-class Commit(NamedTuple):
+class Newest(NamedTuple):
     version: int
-    added: tuple[AddedFile, ...]
-    """Files with rows that the table did not have."""
-    deletes: bool
-    """Whether rows went away."""
-    batches: Mapping[str, int]
-    """The numbers of batches by query."""
-    is_rebuild: bool
+    table_id: str
+    """Which the table was given when it was made, and keeps."""
 
 
-class DeltaLog:
+class DeltaLog(History):
     """Plain data, so that it travels to Spark's processes; it opens what it needs."""
 
     def __init__(self, path: str, storage_options: Mapping[str, str]) -> None:
         self.path = path
         self._options = dict(storage_options)
 
+    @property
+    def data(self) -> DeltaLog:
+        return self
+
+    def opener(self) -> Callable[[str], Any]:
+        opener: Callable[[str], Any] = self.file_system().open_input_file
+        return opener
+
     def version(self) -> int | None:
-        """Return the newest version, None if there is no table."""
+        found = self.newest()
+        return None if found is None else found.version
+
+    def newest(self) -> Newest | None:
+        """Return what the table is now, None if there is none."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
         try:
-            return int(DeltaTable(self.path, storage_options=self._options).version())
+            table = DeltaTable(self.path, storage_options=self._options)
         except TableNotFoundError:
             return None
+        return Newest(int(table.version()), str(table.metadata().id))
 
     def has(self, version: int) -> bool:
         """Return whether there is a commit; cheaper than `version`."""
@@ -71,7 +71,6 @@ class DeltaLog:
         return bool(self.file_system().get_file_info(name).type != FileType.NotFound)
 
     def commit(self, version: int) -> Commit:
-        """Raises ConfigError if the commit is no longer in the log."""
         try:
             text = self._read(f"{LOG}/{version:020d}.json")
         except FileNotFoundError:
@@ -82,7 +81,6 @@ class DeltaLog:
         return parse_commit(version, text)
 
     def files(self, version: int) -> list[AddedFile]:
-        """Return the files of the table as it was."""
         import pyarrow as pa
         from deltalake import DeltaTable
 
@@ -99,28 +97,16 @@ class DeltaLog:
         ]
 
     def has_files(self, files: Iterable[AddedFile]) -> bool:
-        """Return whether all of these are still there; those that the table no longer needs go with a vacuum."""
         from pyarrow.fs import FileType
 
         found = self.file_system().get_file_info([file.path for file in files])
         return all(each.type != FileType.NotFound for each in found)
 
-    def version_of_batch(self, query: str, batch_id: int) -> int:
-        """Return the version in which the table has the batches of a query up to this one, and no more."""
+    def newest_batch(self, query: str) -> tuple[int, int | None]:
         from deltalake import DeltaTable
 
         table = DeltaTable(self.path, storage_options=self._options)
-        newest: int = table.version()
-        done = table.transaction_version(query)
-        if done is not None and done <= batch_id:
-            return newest
-        for version in range(newest, -1, -1):
-            done = self.commit(version).batches.get(query)
-            if done is not None and done <= batch_id:
-                return newest
-            if done is not None:
-                newest = version - 1
-        raise ConfigError(f"batch {batch_id} is not in table {self.path}: let the pipeline run first")
+        return table.version(), table.transaction_version(query)
 
     def file_system(self) -> Any:
         """Return the table as a file system of pyarrow."""
@@ -178,11 +164,3 @@ def check_readable(table: Any, path: str) -> None:
         raise ConfigError(
             f"table {path} uses {', '.join(hidden)}, which another writer turned on: read it with Spark and the Delta jar"
         )
-
-
-def total_bytes(files: Iterable[AddedFile]) -> int:
-    return sum(each.size_bytes for each in files)
-
-
-def total_rows(files: Iterable[AddedFile]) -> int:
-    return sum(each.rows for each in files)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.spark.pipelines.tables.delta_log import commit_hooks
+from penstock.spark.pipelines.tables.row_keys import distinct, rows_with, without
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,8 +85,8 @@ def _rows_of_records(delta: Any, deleted: pa.Array, replacing: pa.Table, key: Se
     scanner = delta.to_pyarrow_dataset().scanner(columns=names)
     found = [rows.filter(pc.is_in(rows[RECORD_KEY].cast(deleted.type), deleted)) for rows in scanner.to_batches()]
     gone = pa.Table.from_batches(found, pa.schema([scanner.projected_schema.field(name) for name in names]))
-    gone = gone.cast(pa.schema([replacing.schema.field(name) for name in names])).group_by(names).aggregate([])
-    return gone.join(replacing.select(list(key)), list(key), join_type="left anti")
+    gone = distinct(gone.cast(pa.schema([replacing.schema.field(name) for name in names])))
+    return without(gone, rows_with(gone, replacing, key))
 
 
 def _marked(rows: pa.Table, is_deleted: bool) -> pa.Table:

@@ -9,6 +9,7 @@ set back by a run that was overtaken.
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,25 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.spark.pipelines.files import is_url
-from penstock.spark.pipelines.tables.data_files import DataFile, table_schema, write_data_files
+from penstock.spark.pipelines.tables.data_files import (
+    DataFile,
+    Partitioning,
+    check_partitionable,
+    table_schema,
+    write_batches,
+    write_data_files,
+)
+from penstock.spark.pipelines.tables.history import AddedFile
+from penstock.spark.pipelines.tables.iceberg_history import (
+    BATCH,
+    COMPACTION,
+    QUERY,
+    REBUILD,
+    IcebergHistory,
+    check_readable,
+    last_batch,
+)
+from penstock.spark.pipelines.tables.iceberg_merge import changed_files, rewrite_files
 from penstock.spark.pipelines.tables.merging import SizedFile, groups_to_merge, merge_files
 from penstock.spark.pipelines.tables.stores import IcebergStore, LocalStore, Store
 from penstock.spark.pipelines.tables.table import COMMIT_ATTEMPTS_MAX, Compacted, Table, check_keep, merged_columns
@@ -30,9 +49,9 @@ if TYPE_CHECKING:
 
 CATALOG_FILE: Final = "iceberg.db"
 CATALOG: Final = "penstock"
-BATCH_PROPERTY: Final = "penstock.batch"
-QUERY_PROPERTY: Final = "penstock.query"
 RETRIES_PROPERTY: Final = "commit.retry.num-retries"
+NAMES_PROPERTY: Final = "schema.name-mapping.default"
+"""Which field a column of a file is: files are written before the snapshot that may add the field."""
 CATALOG_WAIT_S_MAX: Final = 60.0
 """How long to wait for another process that changes the SQLite catalog."""
 
@@ -47,9 +66,10 @@ class IcebergTable(Table):
         directory: str,
         identifier: tuple[str, str],
         catalog: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
         wait_s: float = CATALOG_WAIT_S_MAX,
     ) -> None:
-        super().__init__(spark, path)
+        super().__init__(spark, path, Partitioning(tuple(partition_by), in_files=True))
         self._directory = directory
         self._identifier = identifier
         self._catalog_properties = dict(catalog or {})
@@ -77,49 +97,196 @@ class IcebergTable(Table):
         return self.path if is_url(self.path) else f"file://{self.path}"
 
     def append(self, rows: DataFrame, batch_id: int, *, small: bool = False) -> None:
+        rows = self._with_date(rows)
         files: list[DataFile] | None = None
 
         def commit() -> None:
             nonlocal files
-            table = self._created(rows)
-            if int(table.properties.get(BATCH_PROPERTY, -1)) >= batch_id:
+            table = self._prepared(rows)
+            if _has(table, batch_id):
                 return
             if files is None:
-                files = write_data_files(rows, self._store(table), small=small)
+                files = write_data_files(rows, self._store(table), small=small, partitioning=self._partitioning)
             self._add(table, files, batch_id)
 
         with self._catalog_errors():
             self._repeated_after_conflicts(commit)
 
-    def _add(self, table: Any, files: Sequence[DataFile], batch_id: int) -> None:
+    def merge(self, changes: DataFrame, deleted: pa.Array, key: Sequence[str], batch_id: int) -> None:
+        changes = self._with_date(changes)
+        found: pa.Table | None = None
+        files: list[DataFile] = []
+
+        def commit() -> None:
+            nonlocal found, files
+            table = self._prepared(changes)
+            if _has(table, batch_id):
+                return
+            store = self._store(table)
+            if found is None:
+                found = changes.toArrow().cast(table_schema(changes))
+                files = list(write_batches(found.to_batches(), found.schema, store, self._partitioning))
+            tasks = changed_files(table, found, deleted, key)
+            rest = rewrite_files(table, tasks, found, deleted, key, store, self._partitioning)
+            self._add(table, [*files, *rest.added], batch_id, rest.removed)
+
+        with self._catalog_errors():
+            self._repeated_after_conflicts(commit)
+
+    def _add(self, table: Any, files: Sequence[DataFile], batch_id: int, removed: Sequence[Any] = ()) -> None:
         with table.transaction() as transaction:
-            transaction.add_files([f"{self._location}/data/{each.name}" for each in files])
-            transaction.set_properties({BATCH_PROPERTY: str(batch_id)})
+            self._stage_batch(table, transaction, self._query, batch_id, files, removed)
 
-    def _created(self, rows: DataFrame) -> Any:
+    def _stage_batch(
+        self,
+        table: Any,
+        transaction: Any,
+        query: str,
+        batch_id: int,
+        files: Sequence[DataFile],
+        removed: Sequence[Any],
+        **summary: str,
+    ) -> None:
+        """The number of a batch, and one snapshot with its files instead of those that are removed."""
+        numbered = {QUERY: query, BATCH: str(batch_id)}
+        transaction.set_properties(numbered)
+        metadata = transaction.table_metadata
+        if metadata.name_mapping() is None:
+            # Files name their columns, and do not number them: they may be written before a column has its number.
+            transaction.set_properties({NAMES_PROPERTY: metadata.schema().name_mapping.model_dump_json()})
+        update = transaction.update_snapshot(snapshot_properties={**numbered, **summary})
+        with update.overwrite() if removed else update.fast_append() as snapshot:
+            for each in removed:
+                snapshot.delete_data_file(each)
+            for file in files:
+                snapshot.append_data_file(self._data_file(table, transaction.table_metadata, file))
+
+    def _data_file(self, table: Any, metadata: Any, file: DataFile) -> Any:
+        from pyiceberg.io.pyarrow import parquet_file_to_data_file
+
+        made = parquet_file_to_data_file(table.io, metadata, self.place(file).path)
+        # The library takes the values of a partition from the bounds of the file, which Parquet leaves out if they are long.
+        for number, (column, value) in enumerate(json.loads(file.partition_values).items()):
+            if (made.partition[number] is None) != (value is None):
+                raise ConfigError(f"a value of {column} is too long to partition by: partition by something shorter")
+        return made
+
+    # -- the table as it has to be ----------------------------------------------------------------------------------------
+
+    def _prepared(self, rows: DataFrame) -> Any:
         """Return the table with columns for everything in the rows."""
-        from pyiceberg.exceptions import NoSuchTableError
-
         columns = table_schema(rows)
-        try:
-            table = self._loaded()
-        except NoSuchTableError:
-            catalog = self._opened_catalog()
-            catalog.create_namespace_if_not_exists(self._identifier[0])
-            properties = {QUERY_PROPERTY: self._query, RETRIES_PROPERTY: "0"}
-            table = catalog.create_table_if_not_exists(
-                self._identifier, columns, location=self._location, properties=properties
-            )
-        self._check_is_ours(table)
-        if table.properties.get(RETRIES_PROPERTY) != "0":
-            with table.transaction() as transaction:
-                transaction.set_properties({RETRIES_PROPERTY: "0"})
+        table = self._made(columns, self._query)
         have = _spark_columns(table)
         merged = merged_columns(have, rows.schema, "the batch", "let a new pipeline write a new table")
         if len(merged.fields) > len(have.fields):
             with table.update_schema() as update:
                 update.union_by_name(columns)
         return table
+
+    def _made(self, columns: pa.Schema, query: str) -> Any:
+        """Return the table, made with these columns if there is none. One that is new has no batch."""
+        table = self._found()
+        if table is None:
+            self._make(columns, query)
+            table = self._loaded()
+        self._check_is_ours(table)
+        self._check_partitioning(_partition_columns(table))
+        return _without_retries(table)
+
+    def _make(self, columns: pa.Schema, query: str) -> None:
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+
+        check_partitionable(columns, self._partitioning.columns)
+        catalog = self._opened_catalog()
+        catalog.create_namespace_if_not_exists(self._identifier[0])
+        try:
+            with catalog.create_table_transaction(
+                self._identifier,
+                columns,
+                location=self._location,
+                properties={QUERY: query, RETRIES_PROPERTY: "0"},
+            ) as transaction:
+                if self._partitioning.columns:
+                    with transaction.update_spec() as update:
+                        for column in self._partitioning.columns:
+                            update.add_identity(column)
+        except (CommitFailedException, TableAlreadyExistsError):
+            if not catalog.table_exists(self._identifier):
+                raise
+
+    # -- rebuilding -------------------------------------------------------------------------------------------------------
+
+    @property
+    def log(self) -> IcebergHistory:
+        table = self._found()
+        properties = self._opened_catalog().properties if table is None else table.io.properties
+        return IcebergHistory(self.path, self._found, properties)
+
+    def handle(self) -> Any | None:
+        table = self._found()
+        return None if table is None or BATCH not in table.properties else _without_retries(table)
+
+    def batch_of(self, handle: Any, query: str) -> int | None:
+        return last_batch(handle, query)
+
+    def write_files(self, rows: DataFrame, query: str) -> list[DataFile]:
+        rows = self._with_date(rows)
+        with self._catalog_errors():
+            # Credentials for the files of a table may come with the table alone.
+            store = self._store(self._made(table_schema(rows), query))
+        return write_data_files(rows, store, small=False, partitioning=self._partitioning)
+
+    def place(self, file: DataFile) -> AddedFile:
+        return AddedFile(f"{self._location}/data/{file.name}", file.size_bytes, {}, file.rows)
+
+    def replace(
+        self,
+        handle: Any | None,
+        query: str,
+        batch_id: int,
+        files: Sequence[DataFile],
+        columns: pa.Schema,
+        *,
+        same_records: bool = True,
+    ) -> bool:
+        from pyiceberg.exceptions import CommitFailedException, ValidationException
+
+        summary = {REBUILD: str(batch_id)} if same_records else {}
+        with self._catalog_errors():
+            table = self._made(columns, query) if handle is None else handle
+            if handle is None and BATCH in table.properties:
+                return False
+            self._check_partitioning(_partition_columns(table))
+            removed = [task.file for task in table.scan().plan_files()]
+            try:
+                with table.transaction() as transaction:
+                    self._stage_columns(transaction, columns)
+                    self._stage_batch(table, transaction, query, batch_id, files, removed, **summary)
+            except (CommitFailedException, ValidationException):
+                return False
+        return True
+
+    def _stage_columns(self, transaction: Any, columns: pa.Schema) -> None:
+        """The columns of rows that come instead of all others. One of another type is another column with the same name."""
+        have = {field.name: field.dataType for field in _spark_columns(transaction).fields}
+        wanted = {field.name: field.dataType for field in spark_columns(columns).fields}
+        dropped = [name for name, kind in have.items() if wanted.get(name) != kind]
+        fixed = [name for name in dropped if name in self._partitioning.columns]
+        if fixed:
+            raise ConfigError(
+                f"table {self.path} is partitioned by {', '.join(fixed)}, which would change its type: write a new table with another "
+                "directory, or keep the type"
+            )
+        if dropped:
+            with transaction.update_schema() as update:
+                for name in dropped:
+                    update.delete_column((name,))
+        if any(have.get(name) != kind for name, kind in wanted.items()):
+            with transaction.update_schema() as update:
+                update.union_by_name(columns)
+
+    # -- reading ----------------------------------------------------------------------------------------------------------
 
     def _repeated_after_conflicts(self, commit: Callable[[], Result]) -> Result:
         from pyiceberg.exceptions import CommitFailedException, ValidationException
@@ -133,8 +300,7 @@ class IcebergTable(Table):
         raise AssertionError("the last attempt returns or raises")
 
     def last_batch(self, query: str) -> int | None:
-        properties = self._loaded().properties
-        return int(properties.get(BATCH_PROPERTY, -1)) if properties.get(QUERY_PROPERTY) == query else None
+        return last_batch(self._loaded(), query)
 
     def _stored_columns(self) -> StructType | None:
         return _spark_columns(self._loaded()) if self.exists() else None
@@ -143,15 +309,16 @@ class IcebergTable(Table):
         table = self._loaded()
         columns = _spark_columns(table)
         tasks = list(table.scan().plan_files())
-        if any(task.delete_files for task in tasks):
-            raise ConfigError(
-                f"rows of table {self.path} were deleted by another writer: read it with an Iceberg reader"
-            )
+        check_readable(tasks, self.path)
         files = [task.file.file_path for task in tasks]
         return self._spark.read.schema(columns).parquet(*files) if files else self._spark.createDataFrame([], columns)
 
     def batches(self) -> pa.RecordBatchReader:
         return self._loaded().scan().to_arrow_batch_reader()
+
+    def row_count(self) -> int:
+        rows: int = self._loaded().scan().count()
+        return rows
 
     def file_sizes(self) -> list[int]:
         return [task.file.file_size_in_bytes for task in self._loaded().scan().plan_files()]
@@ -171,13 +338,21 @@ class IcebergTable(Table):
         from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
         # Files with rows that another writer deleted are left alone: the rows are still in the file.
-        files = {task.file.file_path: task.file for task in scanned if not task.delete_files}
-        sized = (SizedFile(path, file.file_size_in_bytes) for path, file in files.items())
+        files = {
+            task.file.file_path: task.file
+            for task in scanned
+            if not task.delete_files and task.file.spec_id == table.metadata.default_spec_id
+        }
+        sized = (SizedFile(path, file.file_size_in_bytes, repr(file.partition)) for path, file in files.items())
         groups = groups_to_merge(table.io, sized, file_bytes)
         if not groups:
             return
         store = self._store(table)
-        with table.transaction() as transaction, transaction.update_snapshot().overwrite() as snapshot:
+        marked = {COMPACTION: str(len(groups))}
+        with (
+            table.transaction() as transaction,
+            transaction.update_snapshot(snapshot_properties=marked).overwrite() as snapshot,
+        ):
             for group in groups:
                 name = f"part-compacted-{uuid.uuid4()}.parquet"
                 merge_files(table.io, group, store, name)
@@ -222,6 +397,15 @@ class IcebergTable(Table):
 
     def _loaded(self) -> Any:
         return self._opened_catalog().load_table(self._identifier)
+
+    def _found(self) -> Any | None:
+        """Return the table, None if there is none."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return self._loaded()
+        except NoSuchTableError:
+            return None
 
     def _store(self, table: Any) -> Store:
         if is_url(self.path):
@@ -285,7 +469,29 @@ def stage_directories(directory: str, stage: str, catalog: Mapping[str, str]) ->
     return [each.removeprefix(below) for each in locations if each.startswith(below)]
 
 
+def _has(table: Any, batch_id: int) -> bool:
+    return int(table.properties.get(BATCH, -1)) >= batch_id
+
+
+def _without_retries(table: Any) -> Any:
+    if table.properties.get(RETRIES_PROPERTY) != "0":
+        with table.transaction() as transaction:
+            transaction.set_properties({RETRIES_PROPERTY: "0"})
+    return table
+
+
+def _partition_columns(table: Any) -> list[str]:
+    schema = table.schema()
+    return [schema.find_column_name(field.source_id) or field.name for field in table.spec().fields]
+
+
 def _spark_columns(table: Any) -> StructType:
+    """Of a table, or of one as a transaction leaves it."""
+    metadata = getattr(table, "table_metadata", None) or table.metadata
+    return spark_columns(metadata.schema().as_arrow())
+
+
+def spark_columns(columns: pa.Schema) -> StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(table.schema().as_arrow(), prefer_timestamp_ntz=False)
+    return from_arrow_schema(columns, prefer_timestamp_ntz=False)

@@ -25,16 +25,18 @@ _SMALL: Final = 0.75
 class SizedFile(NamedTuple):
     path: str
     size_bytes: int
+    partition: str = ""
+    """Files of different ones stay apart."""
 
 
 def groups_to_merge(io: Any, files: Iterable[SizedFile], file_bytes: int) -> list[list[SizedFile]]:
-    """Return small files of the same columns, grouped to files of the target size. `io` is pyiceberg's FileIO."""
+    """Return small files of the same partition and columns, grouped to files of the target size. `io` is pyiceberg's FileIO."""
     groups: list[list[SizedFile]] = []
-    open_groups: dict[str, list[SizedFile]] = {}
+    open_groups: dict[tuple[str, str], list[SizedFile]] = {}
     for file in files:
         if file.size_bytes >= file_bytes * _SMALL:
             continue
-        key = _schema(io, file.path).to_string(show_schema_metadata=False)
+        key = (file.partition, _schema(io, file.path).to_string(show_schema_metadata=False))
         group = open_groups.get(key)
         if group is None or sum(each.size_bytes for each in group) + file.size_bytes > file_bytes:
             group = open_groups[key] = []

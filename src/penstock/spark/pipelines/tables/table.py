@@ -11,9 +11,12 @@ belongs to, and refuses any other.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.errors import ConfigError, InvalidRequest
+from penstock.spark.pipelines.tables.data_files import DataFile, Partitioning, table_schema
+from penstock.spark.pipelines.tables.history import AddedFile, History
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,10 +37,15 @@ class Compacted(NamedTuple):
     files_after: int
 
 
+DATE: Final = "date"
+"""A column to partition by that is made of the timestamp."""
+
+
 class Table(ABC):
-    def __init__(self, spark: SparkSession | None, path: str) -> None:
+    def __init__(self, spark: SparkSession | None, path: str, partitioning: Partitioning) -> None:
         self.path = path
         self._session = spark
+        self._partitioning = partitioning
         self._query = ""
 
     @property
@@ -97,12 +105,19 @@ class Table(ABC):
         """Append a batch, unless it was appended before. A small one is collected and written by the driver."""
 
     @abstractmethod
+    def merge(self, changes: DataFrame, deleted: pa.Array, key: Sequence[str], batch_id: int) -> None:
+        """Commit a batch of changes, unless it was done before: delete rows of `deleted` record keys, replace and add rows by key."""
+
+    @abstractmethod
     def read(self) -> DataFrame:
         """Return everything in the table."""
 
     @abstractmethod
     def batches(self) -> pa.RecordBatchReader:
         """Return everything in the table, without Spark."""
+
+    @abstractmethod
+    def row_count(self) -> int: ...
 
     @abstractmethod
     def file_sizes(self) -> list[int]:
@@ -115,6 +130,65 @@ class Table(ABC):
     @abstractmethod
     def vacuum(self, keep_s: float) -> int:
         """Delete files that have been in no version of the table for this long, at least `VACUUM_KEEP_S_MIN`; return how many."""
+
+    # -- rebuilding -------------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def log(self) -> History: ...
+
+    @abstractmethod
+    def handle(self) -> Any | None:
+        """Return the table as it is now, to be replaced; None if there is none."""
+
+    @abstractmethod
+    def batch_of(self, handle: Any, query: str) -> int | None:
+        """Return the number of the last batch of a query in a table as it was; None if it was not written by that query."""
+
+    @abstractmethod
+    def write_files(self, rows: DataFrame, query: str) -> list[DataFile]:
+        """Write durable files that no version of the table names yet. The table may be made for the query, without rows and batches."""
+
+    @abstractmethod
+    def place(self, file: DataFile) -> AddedFile:
+        """Return a file that was written here as the table's history names it."""
+
+    @abstractmethod
+    def replace(
+        self,
+        handle: Any | None,
+        query: str,
+        batch_id: int,
+        files: Sequence[DataFile],
+        columns: pa.Schema,
+        *,
+        same_records: bool = True,
+    ) -> bool:
+        """Replace every row by those of the files, which are all of a query up to a batch. Return whether that was done.
+
+        It is not if anything was committed since the handle was opened. Streams of the table pass over it, unless these are not the
+        `same_records` as before: then they end with an error.
+        """
+
+    def columns_of(self, rows: DataFrame) -> pa.Schema:
+        """Return the columns that the table has with these rows alone."""
+        return table_schema(self._with_date(rows))
+
+    # -- for the formats --------------------------------------------------------------------------------------------------
+
+    def _with_date(self, rows: DataFrame) -> DataFrame:
+        """Return the rows with the day of their timestamp, in UTC, if the table is partitioned by it and they have none."""
+        if DATE not in self._partitioning.columns or DATE in rows.columns or "timestamp" not in rows.columns:
+            return rows
+        return rows.selectExpr("*", f"CAST(to_utc_timestamp(timestamp, current_timezone()) AS DATE) AS {DATE}")
+
+    def _check_partitioning(self, found: Sequence[str]) -> None:
+        wanted = self._partitioning.columns
+        if tuple(found) != wanted:
+            raise ConfigError(
+                f"table {self.path} is partitioned by {', '.join(found) or 'nothing'}, and the file says "
+                f"{', '.join(wanted) or 'nothing'}: set partition_by back, or write a new table with another directory"
+            )
 
 
 def merged_columns(table: StructType, rows: StructType, what: str, advice: str) -> StructType:
