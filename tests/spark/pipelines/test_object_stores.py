@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -66,6 +67,22 @@ def test_each_batch_is_appended_once(pipeline: Pipeline, store: ObjectStore) -> 
         append(pipeline, batch_id)
     assert ids(pipeline, store) == list(range(20))
     assert all(key.startswith("sales/bronze/orders/") for key in store.sizes())
+
+
+def test_delta_tables_have_partitions_of_any_value(store: ObjectStore) -> None:
+    path = f"{URL}/silver/orders"
+    table = DeltaLakeTable(None, path, store.options, partition_by=["owner"])
+    table.claim("query-1", 0, "checkpoint")
+    for batch_id in range(2):
+        table.append(accounts((batch_id, "New York"), (2 + batch_id, "a/b %41")), batch_id, small=True)
+    options: Any = store.options
+    for _ in range(2):
+        by_library = DeltaTable(path, storage_options=store.options).to_pyarrow_table().to_pylist()
+        for rows in (by_library, pl.read_delta(path, storage_options=options).to_dicts()):
+            owners = {row["Account No"]: row["owner"] for row in rows}
+            assert owners == {0: "New York", 1: "New York", 2: "a/b %41", 3: "a/b %41"}
+        table.compact(1 << 20)
+    assert len(table.file_sizes()) == 2
 
 
 def test_iceberg_tables_have_partitions_keys_and_rebuilds_there_too(store: ObjectStore, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -31,6 +32,19 @@ def test_rows_are_filed_by_their_values_whatever_those_are(made: Made) -> None:
     other = made.claimed(2)
     with pytest.raises(ConfigError, match="is partitioned by country, and the file says nothing"):
         other.append(countries(5, "DE"), 2, small=True)
+
+
+def test_a_reader_that_takes_values_from_directories_sees_them_too(tmp_path: Path) -> None:
+    made = Made(tmp_path, "delta")
+    table = made.claimed(partition_by=["country"])
+    names = ["DE", "New York", "F/R ä%", "%41", "a=b", "..", None]
+    for batch_id in range(2):
+        table.append(countries(10 * batch_id, *names), batch_id, small=True)
+    for _ in range(2):
+        rows = pl.read_delta(made.path).sort("id")
+        assert rows["country"].to_list() == [*names, *names]
+        table.compact(1 << 20)
+    assert len(table.file_sizes()) == len(names)
 
 
 def test_columns_of_every_kind_that_is_allowed_divide_a_table(made: Made) -> None:

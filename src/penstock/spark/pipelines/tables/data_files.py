@@ -8,12 +8,12 @@ one file, and one Python process less to pass it through.
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
 
 from penstock.errors import ConfigError
 from penstock.spark.pipelines.tables.stores import Store
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+_NAME_CHARS_MAX: Final = 180
+"""Of a value in the name of a directory, so that the column's name has room beside it."""
 ROW_GROUP_BYTES: Final = 128 << 20
 """Of Arrow data, held in memory by each task that writes."""
 
@@ -140,10 +141,11 @@ def partition_text(value: Any) -> str | None:
 
 
 def _directory_name(text: str | None) -> str:
-    """A name for the files of a value. Readers go by the log, so what is no plain name need only be distinguished."""
-    if text is None:
+    """A name for the files of a value. Some readers take values from names, so it is written as the Delta library writes it."""
+    if not text:
         return "__HIVE_DEFAULT_PARTITION__"
-    return text if _PLAIN.fullmatch(text) else blake2b(text.encode(), digest_size=16).hexdigest()
+    name = quote(text, safe="")
+    return name if len(name) <= _NAME_CHARS_MAX else blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def write_data_file(batches: Iterable[Any], schema: pa.Schema, store: Store, directory: str = "") -> DataFile | None:
