@@ -161,7 +161,9 @@ def test_a_topic_that_is_created_again_before_the_commit_gets_nothing_of_the_bat
     message = stage(options, WORK, iter([rows]))
     client.delete_topic("out")
     client.create_topic("out", 2)
-    with pytest.raises(TopicNotFound, match="out was deleted after records were laid out for it; write the epoch again"):
+    with pytest.raises(
+        TopicNotFound, match="out was deleted after records were laid out for it; write the epoch again"
+    ):
         publish(options.connection, [message])
     assert stored(client) == []
     write(options, WORK, rows)

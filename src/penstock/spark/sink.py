@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 RECONNECT_S_MAX: Final = 20.0
 RECONNECT_DELAY_S: Final = 0.5
 MESSAGE_BYTES_MAX: Final = 512 << 10
-"""Of records in the message of a task: Spark sends up to 1 MiB with the news that a task has ended. The second task may send half of it, the
-third a third, and so on: together no more than 4 MiB, however many tasks there are."""
+"""Of records in the message of a task: Spark sends up to 1 MiB with the news that a task has ended. The second task may send half as much,
+the third a third, and so on: together no more than 4 MiB, however many tasks there are."""
 _BLOCK_COST_BYTES: Final = 1 << 10
 """What a block counts for besides its size."""
 _ALL_RUNS: Final = (1 << 63) - 1

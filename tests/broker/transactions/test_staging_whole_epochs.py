@@ -119,6 +119,19 @@ async def test_a_long_commit_has_what_comes_with_it_in_its_first_chunk(house: St
         assert await house.values("orders") == [b"brought", b"staged 0", b"staged 1", b"staged 2"]
 
 
+async def test_a_commit_that_is_sent_again_after_a_newer_run_has_begun_was_done_before(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        run = await house.run()
+        brought = [house.unstaged("orders", [(0, [b"a"])])]
+        assert await house.staging.commit(ALICE, "query", run, 0, [], brought) is Committed.NOW
+        await house.run("run-2")
+        assert await house.staging.commit(ALICE, "query", run, 0, [], brought) is Committed.BEFORE
+        with pytest.raises(ProducerFenced):
+            await house.staging.commit(ALICE, "query", run, 1, [], brought)
+        assert await house.values("orders") == [b"a"]
+
+
 async def test_a_run_that_has_not_begun_brings_no_records(house: StagingHouse) -> None:
     async with house:
         await house.topic("orders")

@@ -14,7 +14,8 @@ Few records need no ticket: they come with the commit, and nothing of them is st
 
 Epochs and runs are those of `applications`: an epoch is committed once, and only by the newest run. Requests of a ticket are numbered, so
 that one that is sent again after a lost connection is stored once, in whatever order they arrive. Records are checked when they are
-staged, as `Records.produce` checks them, so that a commit finds nothing left to refuse of them but the state of the disk and of the topics.
+staged, as `Records.produce` checks them, and those that come with a commit before it begins; so it finds nothing left to refuse but the
+state of the disk and of the topics.
 """
 
 from __future__ import annotations
@@ -145,8 +146,7 @@ class Staging(Part):
         validate_name(place.attempt, "attempt", ATTEMPT_BYTES_MAX)
         if not 0 <= place.sequence <= SEQUENCE_MAX:
             raise InvalidRequest(f"sequence {place.sequence} is out of range: count the requests of an attempt from 0")
-        once = CommitId(place.application, place.run, place.epoch)
-        is_wanted = self._is_wanted(principal, once)
+        is_wanted = self._is_wanted(principal, place)
         info = self._engine.topic(topic)
         if not is_wanted:
             asyncio.get_running_loop().call_soon(done, None)
@@ -158,7 +158,7 @@ class Staging(Part):
 
         def accept_stamped(stamped: Batch) -> None:
             # Checking may take a while, in which a newer run may have begun or the epoch been committed.
-            if self._is_wanted(principal, once):
+            if self._is_wanted(principal, place):
                 accept(with_headers(checked, stamped.headers, self._limits))
             else:
                 asyncio.get_running_loop().call_soon(done, None)
@@ -168,12 +168,16 @@ class Staging(Part):
         else:
             accept(checked)
 
-    def _is_wanted(self, principal: Principal, once: CommitId) -> bool:
+    def _is_wanted(self, principal: Principal, place: Place) -> bool:
         """Whether the epoch of a request is still to be committed. Raises unless its run is the newest."""
+        return place.epoch > self._check_begun(principal, CommitId(place.application, place.run, place.epoch)).epoch
+
+    def _check_begun(self, principal: Principal, once: CommitId) -> Application:
+        """The application as it stands. Raises unless the run that is named is the newest."""
         entry = self._applications.check_run(principal, once)
         if once.run > entry.run:
             raise InvalidRequest(f"run {once.run} of application {once.application} has not begun: begin it first")
-        return once.epoch > entry.epoch
+        return entry
 
     @on_broker(Operation.WRITE)
     async def commit(
@@ -202,9 +206,10 @@ class Staging(Part):
 
     async def _checked(self, principal: Principal, once: CommitId, unstaged: Sequence[Unstaged]) -> list[Brought]:
         """The records that come with a commit, checked and stamped; none of an epoch that was committed before."""
-        if not unstaged or not self._is_wanted(principal, once):
-            return []
         brought: list[Brought] = []
+        if not unstaged or once.epoch <= self._applications.current(principal, once.application).epoch:
+            return brought
+        self._check_begun(principal, once)
         for topic, topic_id, parts in unstaged:
             authorize(self.access, principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
             check_topic(self._engine, topic, topic_id, LAID_OUT)
