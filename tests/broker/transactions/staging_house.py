@@ -70,8 +70,10 @@ class StagingHouse(House):
         run: int = 1,
         application: str = "query",
         who: Principal = ALICE,
+        unstaged: Sequence[Unstaged] = (),
     ) -> Committed:
-        return await self.staging.commit(who, application, run, epoch, [Winner(*winner) for winner in winners])
+        named = [Winner(*winner) for winner in winners]
+        return await self.staging.commit(who, application, run, epoch, named, unstaged)
 
     async def write(
         self,
