@@ -35,6 +35,7 @@ SAFE_BY_THEMSELVES = {
     "groups.seek_to_time",
     "groups.start_position",
     "groups.lag",
+    "topics.find",
     "topics.follow",
     "groups.lags",
     "coordinator.heartbeat",  # changes memory in one step; what was not stored is stored with the next heartbeat or sweep
@@ -58,7 +59,6 @@ SAFE_BY_THEMSELVES = {
     "schemas.validate",
     "staging.abort",
     "staging.commit",  # decides and publishes in tasks of its own
-    "staging.write",  # the same, after a run that is begun to its end
     "subscriptions.load",
     "transactions.commit",  # appends, and waits for that only
 }

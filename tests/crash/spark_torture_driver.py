@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # A task is tried four times, as on a cluster.
 MASTER = "local[2,4]"
 RECORDS_PER_TRIGGER_MAX = 2_000
+# Of every thousand offsets the records of half have this header, so that tasks come to stage their records or not to.
+PADDING = "IF(offset % 1000 < 500, array(struct('padding' AS key, CAST(REPEAT('x', 2000) AS BINARY) AS value)), NULL) AS headers"
 LOOK_S = 0.05
 LOOK_CLOSELY_S = 0.001
 BATCH_S_MAX = 5.0
@@ -63,7 +65,7 @@ class Driver:
             maxOffsetsPerTrigger=str(RECORDS_PER_TRIGGER_MAX),
         )
         # Through a shuffle, so that records change places and a task that is tried again may find them in another order.
-        written = rows.load().selectExpr("key", "value").repartition(2)
+        written = rows.load().selectExpr("key", "value", PADDING).repartition(2)
         return (
             written.writeStream.format("penstock")
             .options(**self._address, topic="out", checkpointLocation=str(self._checkpoint))

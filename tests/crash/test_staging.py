@@ -1,4 +1,4 @@
-"""The process dies at every step of staging, publishing, continuing it, and writing whole epochs: each is there once, and whole."""
+"""The process dies at every step of staging, publishing and continuing it, and of commits with all their records: each is there once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from penstock.clients.options import ClientOptions
 from penstock.clients.retry import NO_RETRY
 from penstock.errors import PenstockError
 from penstock.log.block import encode_block
+from penstock.protocols.flymq.operations.spark import Unstaged
 from penstock.testing.crashing import CRASHED, CrashAt
 from penstock.testing.diskfaults import Crash
 from penstock.testing.process import BrokerProcess
@@ -66,7 +67,8 @@ class Writer:
                     parts = [
                         each for task in range(2) for number in range(requests) for each in self._parts(task, number)
                     ]
-                    client.staging.write("app", f"run-{self._runs}", self.epoch, "out", parts)
+                    topic_id = client.staging.begin_run("app", f"run-{self._runs}", topic="out").topic_id
+                    client.staging.commit("app", run, self.epoch, [], [Unstaged("out", topic_id, parts)])
                     self.epoch += 1
                     continue
                 winners = []

@@ -1,4 +1,4 @@
-"""Power cuts while epochs are staged and published, or written whole: those that were acknowledged are there, each whole and once."""
+"""Power cuts while epochs are staged and published, or come with their commit: the acknowledged ones are there, each whole and once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.transactions.entries import Place, Winner
+from penstock.broker.transactions.entries import Place, Unstaged, Winner
 from penstock.clock import SystemClock
 from penstock.errors import PenstockError
 from penstock.log.api import TopicConfig
@@ -36,14 +36,17 @@ def value(epoch: int, request: int) -> bytes:
 
 
 async def write_epoch(broker: Broker, run: str, epoch: int) -> None:
+    number = (await broker.staging.begin_run(ANONYMOUS, "app", run)).run
     if epoch % 4 == 3:
-        await broker.staging.write(ANONYMOUS, "out", "app", run, epoch, blocks(epoch, range(requests_of(epoch))))
+        info = await broker.topics.find(ANONYMOUS, "out")
+        brought = Unstaged("out", info.id, blocks(epoch, range(requests_of(epoch))))
+        await broker.staging.commit(ANONYMOUS, "app", number, epoch, [], [brought])
     else:
-        await stage_epoch(broker, run, epoch)
+        await stage_epoch(broker, run, number, epoch)
 
 
-async def stage_epoch(broker: Broker, name: str, epoch: int) -> None:
-    run, requests = (await broker.staging.begin_run(ANONYMOUS, "app", name)).run, requests_of(epoch)
+async def stage_epoch(broker: Broker, name: str, run: int, epoch: int) -> None:
+    requests = requests_of(epoch)
     staged: list[asyncio.Future[PenstockError | None]] = []
     for request in range(requests):
         done: asyncio.Future[PenstockError | None] = asyncio.get_running_loop().create_future()

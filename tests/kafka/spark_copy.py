@@ -17,6 +17,8 @@ SOURCE: Final = "in"
 BY_JOB: Final = "by-job"
 BY_STREAM: Final = "by-stream"
 RECORDS_PER_BATCH_MAX: Final = 60
+# Records of the job are staged; those of the stream are few, and come with their commits.
+PADDING: Final = "array(struct('padding' AS key, CAST(REPEAT('x', 20000) AS BINARY) AS value)) AS headers"
 
 
 def main(address: str, directory: Path) -> None:
@@ -24,7 +26,7 @@ def main(address: str, directory: Path) -> None:
     settings = {**FAST_SETTINGS, "spark.local.dir": scratch, "spark.sql.warehouse.dir": scratch}
     spark = penstock.spark.session("copy", FAST_MASTER, settings)
     broker = {"penstock.bootstrap": address}
-    rows = spark.read.format("penstock").options(**broker, subscribe=SOURCE).load().select("key", "value")
+    rows = spark.read.format("penstock").options(**broker, subscribe=SOURCE).load().selectExpr("key", "value", PADDING)
     rows.write.format("penstock").options(**broker, topic=BY_JOB).mode("append").save()
     checkpoint = directory / "checkpoint"
     reading = {**broker, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(RECORDS_PER_BATCH_MAX)}

@@ -29,6 +29,14 @@ def client(running: RunningBroker) -> FlyMQClient:
     return running.connect()
 
 
+@pytest.fixture(autouse=True, params=["staged", "with the commit"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the records of a task reach the broker."""
+    if request.param == "staged":
+        monkeypatch.setattr(sink, "MESSAGE_BYTES_MAX", 0)
+    return str(request.param)
+
+
 @pytest.fixture
 def query(running: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> Query:
     return Query(monkeypatch, running.address, topic="out")
@@ -41,10 +49,11 @@ def stored(client: FlyMQClient, topic: str = "out") -> list[bytes]:
 # -- streams ------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_there_with_its_commit_and_not_before(query: Query, client: FlyMQClient) -> None:
+def test_a_batch_is_there_with_its_commit_and_not_before(query: Query, client: FlyMQClient, way: str) -> None:
+    client.create_topic("out", 1)
     one = query.task(0, [values_batch(b"a", b"b"), values_batch(b"c")])
     two = query.task(0, [values_batch(b"d")], partition=1)
-    assert (one.records, one.requests) == (3, 1)
+    assert (one.records, one.requests, len(one.unstaged)) == ((3, 1, 0) if way == "staged" else (3, 0, 1))
     assert stored(client) == []
     query.commit(0, one, two)
     assert stored(client) == [b"a", b"b", b"c", b"d"]
@@ -78,6 +87,7 @@ def test_a_commit_that_is_tried_again_after_it_was_done_is_done_once(query: Quer
     assert stored(client) == [b"a"]
 
 
+@pytest.mark.parametrize("way", ["staged"], indirect=True)
 def test_an_abort_after_a_commit_undoes_nothing_and_before_it_drops_what_was_staged(
     query: Query, client: FlyMQClient
 ) -> None:
@@ -210,6 +220,7 @@ def test_each_batch_job_writes_again(query: Query, client: FlyMQClient) -> None:
     assert stored(client) == [b"a", b"a"]
 
 
+@pytest.mark.parametrize("way", ["staged"], indirect=True)
 def test_a_batch_job_that_is_given_up_needs_no_messages_for_it(query: Query, client: FlyMQClient) -> None:
     writer = query.batch()
     message = query.task(None, [values_batch(b"a")], writer=writer)
@@ -227,12 +238,19 @@ def test_a_numbered_batch_job_is_done_once(
         writer = query.batch()
         writer.commit([query.task(None, [values_batch(version.encode())], writer=writer)])
     assert stored(client) == [b"1", b"3"]
+
+
+@pytest.mark.parametrize("way", ["staged"], indirect=True)
+def test_a_numbered_batch_job_that_is_given_up_is_dropped(
+    running: RunningBroker, client: FlyMQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     query = Query(monkeypatch, running.address, topic="out", txnAppId="job", txnVersion="4")
     writer = query.batch()
     message = query.task(None, [values_batch(b"4")], writer=writer)
     writer.abort([message])
     with pytest.raises(TransactionNotFound):
         writer.commit([message])
+    assert stored(client) == []
 
 
 def test_inside_foreach_batch_a_named_write_is_numbered_by_its_batch(

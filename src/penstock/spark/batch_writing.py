@@ -1,8 +1,8 @@
 """Writing a micro-batch inside `foreachBatch`: a small one by the driver, a large one by tasks, either once.
 
 Spark's sink takes a batch through three Python processes, of the task, of its commit and of the plan, which is most of the time of a small
-one. The driver has the function's own process and a connection that stays open, and writes and commits a batch for one topic in one
-request. Both ways commit under one application and epoch, so a batch that is done again, maybe the other way, is left out.
+one. The driver has the function's own process and a connection that stays open, and stages no records that fit into the commit. Both ways
+commit under one application and epoch, so a batch that is done again, maybe the other way, is left out.
 
 To learn how many tasks a batch has takes Spark another plan of it, a third of what a small batch adds to a trigger. So after a batch of few
 rows the next is expected to be one too, and its tasks are only counted if more rows come.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import InvalidRequest
 from penstock.spark.applications import application_name
 from penstock.spark.session_options import with_session_defaults
-from penstock.spark.sink import Work, publish, stage, write_whole
+from penstock.spark.sink import Work, publish, stage
 from penstock.spark.sink_options import APPLICATION, VERSION, parse_sink_options
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ QUERY_ID: Final = "sql.streaming.queryId"
 RUN_ID: Final = "spark.jobGroup.id"
 DRIVER_ROWS_MAX: Final = 50_000
 """Rows of a batch that the driver writes, instead of its tasks."""
+DRIVER_BYTES_MAX: Final = 4 << 20
+"""Of records that the driver writes with its commit; it stages more."""
 FEW_ROWS_MAX: Final = 10
 """Rows that the driver takes of a batch whose tasks it has not counted: with records as large as they can be (32 MiB), it can hold them."""
 APPLICATIONS_MAX: Final = 1_000
@@ -70,10 +72,8 @@ def _written_by_driver(batch: DataFrame, batch_id: int, options: Mapping[str, st
     if found is None:
         return False
     run, query = _property(batch, RUN_ID), query_id(batch)
-    work = Work(sink.application, run, batch_id, lasting=True, query=query, turn=batch_id)
-    batches = found.to_batches(ARROW_ROWS_MAX)
-    if not write_whole(sink, work, batches):
-        publish(sink.connection, [stage(sink, work, iter(batches))])
+    work = Work(sink.application, run, batch_id, True, query, turn=batch_id, message_bytes_max=DRIVER_BYTES_MAX)
+    publish(sink.connection, [stage(sink, work, iter(found.to_batches(ARROW_ROWS_MAX)))])
     return True
 
 

@@ -1,7 +1,9 @@
 """`df.write.format("penstock")` and `writeStream`: every batch is published whole, and once.
 
 Each attempt of each task stages its records at the broker under a name of its own; the driver's commit names the attempts that won, and the
-broker publishes exactly these (see `broker.transactions`). What makes it happen once is the name of the work: application and epoch.
+broker publishes exactly these (see `broker.transactions`). A task of few records stages none: they travel with its message, and come with
+the commit. So a small batch takes two requests, one of its task and one of the commit. What makes it happen once is the name of the work:
+application and epoch. Every task begins the run, wherever its records go, so that the commit of an older run is refused.
 
     stream   application = txnAppId, or the id of the query, which is in its checkpoint; epoch = number of the batch
     batch    application = txnAppId and epoch = txnVersion; otherwise a new name for each write, with the one epoch 0
@@ -14,7 +16,6 @@ missing where a task failed, and an abort may come after a commit that did not f
 
 from __future__ import annotations
 
-import itertools
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,17 +26,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.errors import (
-    InvalidRequest,
-    NotSupported,
-    PartitionNotFound,
-    RecordTooLarge,
-    TopicNotFound,
-    TransactionNotFound,
-    Unreachable,
-)
-from penstock.protocols.flymq.operations.spark import Run, Winner
-from penstock.protocols.flymq.sync import FlyMQClient
+from penstock.errors import InvalidRequest, TransactionNotFound, Unreachable
+from penstock.protocols.flymq.operations.spark import Run, Unstaged, Winner
+from penstock.protocols.flymq.sync import Attempt, FlyMQClient
 from penstock.spark.connection import ConnectionSettings, pooled_client
 from penstock.spark.sink_blocks import BlockMaker, Request
 from penstock.spark.sink_options import APPLICATION, REPLAY, VERSION, SinkOptions, parse_sink_options
@@ -46,6 +39,11 @@ if TYPE_CHECKING:
 
 RECONNECT_S_MAX: Final = 20.0
 RECONNECT_DELAY_S: Final = 0.5
+MESSAGE_BYTES_MAX: Final = 512 << 10
+"""Of records in the message of a task: Spark sends up to 1 MiB with the news that a task has ended. The second task may send half as much,
+the third a third, and so on: together no more than 4 MiB, however many tasks there are."""
+_BLOCK_COST_BYTES: Final = 1 << 10
+"""What a block counts for besides its size."""
 _ALL_RUNS: Final = (1 << 63) - 1
 
 
@@ -59,6 +57,8 @@ class StagedMessage(WriterCommitMessage):
     attempt: str
     requests: int
     records: int
+    unstaged: list[Unstaged]
+    """Records that the commit has to bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,8 @@ class Work:
     """The streaming query, empty for a batch of no query."""
     turn: int
     """Where rows without keys begin: tasks begin at different partitions."""
+    message_bytes_max: int
+    """Of records that are not staged."""
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> PenstockWriter:
@@ -103,7 +105,7 @@ class PenstockWriter(DataSourceArrowWriter):
         if not messages and options.application is not None and options.version is not None:
             # There were no tasks, so none has begun the run. The version is written all the same.
             run = patient_client(options.connection).staging.begin_run(options.application, self._id)
-            messages = [StagedMessage(options.application, run.number, options.version, "", 0, 0)]
+            messages = [StagedMessage(options.application, run.number, options.version, "", 0, 0, [])]
         publish(options.connection, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -115,9 +117,9 @@ class PenstockWriter(DataSourceArrowWriter):
 
     def _work(self) -> Work:
         context, options = TaskContext.get(), self._options
-        turn = context.partitionId() if context is not None else 0
+        task = context.partitionId() if context is not None else 0
         if options.application is None:
-            return Work(f"spark-{self._id}", self._id, 0, lasting=False, query="", turn=turn)
+            return _work(f"spark-{self._id}", self._id, 0, lasting=False, query="", task=task)
         batch = _property(context, "streaming.sql.batchId")
         epoch = options.version if options.version is not None else int(batch) if batch else None
         if epoch is None:
@@ -126,7 +128,7 @@ class PenstockWriter(DataSourceArrowWriter):
             )
         run = (batch and _property(context, "spark.jobGroup.id")) or self._id
         query = (batch and _property(context, "sql.streaming.queryId")) or ""
-        return Work(options.application, run, epoch, lasting=True, query=query, turn=turn)
+        return _work(options.application, run, epoch, lasting=True, query=query, task=task)
 
 
 class PenstockStreamWriter(DataSourceStreamArrowWriter):
@@ -153,38 +155,96 @@ class PenstockStreamWriter(DataSourceStreamArrowWriter):
             raise InvalidRequest(
                 "Spark does not say which batch of which query this task belongs to: use a micro-batch trigger (not continuous)"
             )
-        return Work(
-            self._options.application or query, run, int(batch), lasting=True, query=query, turn=context.partitionId()
-        )
+        application = self._options.application or query
+        return _work(application, run, int(batch), lasting=True, query=query, task=context.partitionId())
+
+
+def _work(application: str, run_name: str, epoch: int, *, lasting: bool, query: str, task: int) -> Work:
+    return Work(
+        application, run_name, epoch, lasting, query, turn=task, message_bytes_max=MESSAGE_BYTES_MAX // (task + 1)
+    )
 
 
 # -- in a task ----------------------------------------------------------------------------------------------------------------
 
 
 def stage(options: SinkOptions, work: Work, batches: Iterator[pa.RecordBatch]) -> StagedMessage:
-    """Store the records of a task where nobody sees them."""
+    """Store the records of a task where nobody sees them: few in the message, others at the broker."""
     client = patient_client(options.connection)
     freeze_loaded_modules()
-    run = client.staging.begin_run(
-        work.application, work.run_name, lasting=work.lasting, query=work.query, replaces=options.replay
-    )
-    attempt_id = uuid.uuid4().hex
+    topics = _Topics(client, options, work)
+    run = topics.run
+    attempt = client.staging.attempt(work.application, run.number, work.epoch, uuid.uuid4().hex)
+    message = StagedMessage(work.application, run.number, work.epoch, attempt.winner.attempt, 0, 0, [])
     if work.epoch <= run.epoch:
         _check_query(work, run)
         # Repeated work that is done. Spark wants its rows taken all the same.
         for _ in batches:
             pass
-        return StagedMessage(work.application, run.number, work.epoch, attempt_id, 0, 0)
-    attempt = client.staging.attempt(work.application, run.number, work.epoch, attempt_id)
-    maker = BlockMaker(options, lambda topic: _partitions(client, topic), work.turn)
+        return message
+    maker = BlockMaker(options, topics.partitions, work.turn)
     try:
-        for request in _requests(maker, batches):
-            attempt.stage(*request)
-        requests = attempt.finish().requests
+        message.unstaged = _stage(attempt, _requests(maker, batches), topics, work.message_bytes_max)
+        message.requests = attempt.finish().requests
     except BaseException:
         attempt.cancel()
         raise
-    return StagedMessage(work.application, run.number, work.epoch, attempt_id, requests, maker.records)
+    message.records = maker.records
+    return message
+
+
+def _stage(attempt: Attempt, requests: Iterable[Request], topics: _Topics, message_bytes_max: int) -> list[Unstaged]:
+    """Stage all records, or none where a message has room for them. Return those that were not staged."""
+    unstaged: list[Unstaged] = []
+    size_bytes = 0
+    for topic, parts in requests:
+        size_bytes += sum(_BLOCK_COST_BYTES + len(block) for _, block in parts)
+        topic_id = topics.id(topic)
+        if topic_id and size_bytes <= message_bytes_max:
+            unstaged.append(Unstaged(topic, topic_id, parts))
+            continue
+        size_bytes = message_bytes_max
+        for each in unstaged:
+            attempt.stage(each.topic, each.parts)
+        unstaged.clear()
+        attempt.stage(topic, parts)
+    return unstaged
+
+
+class _Topics:
+    """The topics of a task, each asked for once, with the run that the task belongs to."""
+
+    def __init__(self, client: FlyMQClient, options: SinkOptions, work: Work) -> None:
+        self._client = client
+        self._replaces = options.replay
+        self._work = work
+        topic = options.topic or ""
+        self.run = self._ask(topic)
+        self._found = {topic: self.run}
+
+    def partitions(self, topic: str) -> int:
+        """How many it has. One that is missing is created with the first request that stages records for it, as for every other writer."""
+        return self._run_of(topic).partitions or 1
+
+    def id(self, topic: str) -> str:
+        """Empty for one that is missing."""
+        return self._run_of(topic).topic_id
+
+    def _run_of(self, topic: str) -> Run:
+        if topic not in self._found:
+            self._found[topic] = self._ask(topic)
+        return self._found[topic]
+
+    def _ask(self, topic: str) -> Run:
+        work = self._work
+        return self._client.staging.begin_run(
+            work.application,
+            work.run_name,
+            lasting=work.lasting,
+            query=work.query,
+            replaces=self._replaces,
+            topic=topic,
+        )
 
 
 def _requests(maker: BlockMaker, batches: Iterable[pa.RecordBatch]) -> Iterator[Request]:
@@ -201,13 +261,6 @@ def _check_query(work: Work, run: Run) -> None:
             f"query {work.query}, which has another checkpoint: use another {APPLICATION}; or, if its batches are those of the first "
             f"query, set {REPLAY} to true, and those that were written are left out"
         )
-
-
-def _partitions(client: FlyMQClient, topic: str) -> int:
-    try:
-        return len(client.describe_topic(topic).partitions)
-    except TopicNotFound:
-        return 1  # it is created with the first request, as for every other writer
 
 
 def _property(context: TaskContext | None, name: str) -> str | None:
@@ -234,29 +287,10 @@ def publish(connection: ConnectionSettings, messages: Sequence[WriterCommitMessa
             "what it knew of the earlier ones (another data directory, or an old copy of it?); write the batch again"
         )
     winners = [Winner(each.attempt, each.requests) for each in staged if each.requests]
+    unstaged = [records for each in staged for records in each.unstaged]
     application, run, epoch = named.pop()
-    if not patient_client(connection).staging.commit(application, run, epoch, winners):
+    if not patient_client(connection).staging.commit(application, run, epoch, winners, unstaged):
         _note_skipped(application, epoch)
-
-
-def write_whole(options: SinkOptions, work: Work, batches: Sequence[pa.RecordBatch]) -> bool:
-    """Write and publish a small batch in one request. Returns False, having written nothing, where it must be staged."""
-    client = patient_client(options.connection)
-    maker = BlockMaker(options, lambda topic: _partitions(client, topic), work.turn)
-    try:
-        requests = list(itertools.islice(_requests(maker, batches), 2))
-        if len(requests) != 1:
-            return False
-        run, now = client.staging.write(
-            work.application, work.run_name, work.epoch, *requests[0], query=work.query, replaces=options.replay
-        )
-    except (NotSupported, PartitionNotFound, RecordTooLarge):
-        # A broker of an earlier release; or an error that staging raises too, unless the batch was committed before.
-        return False
-    if not now:
-        _check_query(work, run)
-        _note_skipped(work.application, work.epoch)
-    return True
 
 
 def _note_skipped(application: str, epoch: int) -> None:

@@ -100,7 +100,7 @@ GROUP = Resource(ResourceKind.GROUP, "g")
 GROUP_IN_TOPIC = Resource(ResourceKind.GROUP, "g", "orders")
 SCHEMA = Resource(ResourceKind.SCHEMA, "s")
 WHOLE = Resource(ResourceKind.BROKER)
-OF_STEPS = {"staging.write": [(Operation.WRITE, WHOLE)]}
+OF_STEPS = {"topics.follow": [(Operation.DESCRIBE, TOPIC)]}
 """What operations ask for beside what they declare: one that does the work of another needs the right to that, too."""
 
 Call = Callable[[Broker, Principal, str], Any]
@@ -134,6 +134,7 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
     "snapshots.create": (Operation.ADMIN, WHOLE, lambda b, who, t: of_files(b.snapshots.create, who)),
     "snapshots.release": (Operation.ADMIN, WHOLE, lambda b, who, t: of_files(b.snapshots.release, who, "0" * 32)),
     "topics.describe": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.topics.describe(who, t)),
+    "topics.find": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.topics.find(who, t)),
     "topics.follow": (Operation.DESCRIBE, TOPIC, lambda b, who, t: b.topics.follow(who, t)),
     "topics.create": (Operation.CREATE, TOPIC, lambda b, who, t: b.topics.create(who, t, TopicConfig())),
     "topics.ensure": (Operation.WRITE, TOPIC, lambda b, who, t: b.topics.ensure(who, t)),
@@ -314,11 +315,6 @@ OPERATIONS: dict[str, tuple[Operation, Resource, Call]] = {
         lambda b, who, t: let_in(
             InvalidRequest, lambda: b.staging.stage(who, t, Place("app", 1, 0, "a", 0), [], done=lambda error: None)
         ),
-    ),
-    "staging.write": (
-        Operation.WRITE,
-        TOPIC,
-        lambda b, who, t: let_in(InvalidRequest, lambda: b.staging.write(who, t, "app", "run", 0, [])),
     ),
     "staging.commit": (Operation.WRITE, WHOLE, lambda b, who, t: b.staging.commit(who, "app", 0, 0, [])),
     "staging.abort": (Operation.WRITE, WHOLE, lambda b, who, t: b.staging.abort(who, "app", 0, 0)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.broker.access.checks import Principal
-from penstock.broker.transactions.entries import Place, Winner
+from penstock.broker.transactions.entries import Place, Unstaged, Winner
 from penstock.broker.transactions.staging import Committed, Staging
 from penstock.errors import PenstockError
 from penstock.log.block import encode_block
@@ -70,8 +70,10 @@ class StagingHouse(House):
         run: int = 1,
         application: str = "query",
         who: Principal = ALICE,
+        unstaged: Sequence[Unstaged] = (),
     ) -> Committed:
-        return await self.staging.commit(who, application, run, epoch, [Winner(*winner) for winner in winners])
+        named = [Winner(*winner) for winner in winners]
+        return await self.staging.commit(who, application, run, epoch, named, unstaged)
 
     async def write(
         self,
@@ -83,10 +85,15 @@ class StagingHouse(House):
         application: str = "query",
         who: Principal = ALICE,
     ) -> Committed:
-        """Begin a run, stage and commit at once."""
+        """Begin a run, and commit an epoch with records that are not staged."""
+        run = await self.run(name, application, who)
+        return await self.staging.commit(who, application, run, epoch, [], [self.unstaged(topic, parts)])
+
+    def unstaged(self, topic: str, parts: Sequence[Part]) -> Unstaged:
+        """Records for a topic as it is now."""
+        info = self.engine.topics().get(topic)
         blocks = [(partition, encode_block(0, 0, values)) for partition, values in parts]
-        _, committed = await self.staging.write(who, topic, application, name, epoch, blocks)
-        return committed
+        return Unstaged(topic, "" if info is None else info.id, blocks)
 
     def staging_topics(self) -> list[str]:
         return [name for name in self.engine.topics() if name.startswith("__staging-")]

@@ -10,7 +10,7 @@ import pytest
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.limits import BrokerLimits
-from penstock.broker.transactions.entries import Place, Winner
+from penstock.broker.transactions.entries import Place, Unstaged, Winner
 from penstock.broker.transactions.staging import Committed, Staging
 from penstock.errors import PenstockError
 from penstock.log.api import TopicConfig
@@ -87,8 +87,9 @@ def blocks(epoch: int, *requests: int) -> list[tuple[int, bytes]]:
 
 
 async def write(staging: Staging, run: str, epoch: int) -> Committed:
-    _, committed = await staging.write(ANONYMOUS, "out", "app", run, epoch, blocks(epoch, *range(REQUESTS)))
-    return committed
+    number = (await staging.begin_run(ANONYMOUS, "app", run)).run
+    brought = Unstaged("out", staging._engine.topic("out").id, blocks(epoch, *range(REQUESTS)))
+    return await staging.commit(ANONYMOUS, "app", number, epoch, [], [brought])
 
 
 async def stage(staging: Staging, run: str, epoch: int) -> Committed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,10 @@ class Model:
         self.staged.clear()
         self.touched_s.clear()
 
-    def commit(self, attempts: list[str]) -> None:
-        for attempt in attempts:
-            for value in self.staged[attempt]:
-                for partition in self.published:
-                    partition.append(value)
+    def commit(self, attempts: list[str], brought: Sequence[bytes] = ()) -> None:
+        for value in (*brought, *(value for attempt in attempts for value in self.staged[attempt])):
+            for partition in self.published:
+                partition.append(value)
         self.epoch += 1
         self.drop()
 
@@ -103,14 +102,23 @@ class Walk:
         self._chance.shuffle(attempts)
         return [(attempt, len(self._model.staged[attempt])) for attempt in attempts]
 
+    def _brought(self) -> list[bytes]:
+        """Records that come with a commit of those that were staged; of most there are none."""
+        return [self._value() for _ in range(self._chance.choice((0, 0, 1, 3)))]
+
+    def _publish(self, winners: list[tuple[str, int]], brought: list[bytes]) -> Coroutine[Any, Any, Committed]:
+        parts = [(partition, [value]) for value in brought for partition in range(PARTITIONS)]
+        unstaged = [self._house.unstaged("orders", parts)] if parts else []
+        return self._house.publish(self._model.epoch + 1, *winners, run=self._model.run, unstaged=unstaged)
+
     async def commit(self) -> None:
-        winners = self._winners()
-        asking = [self._house.publish(self._model.epoch + 1, *winners, run=self._model.run) for _ in range(2)]
+        winners, brought = self._winners(), self._brought()
+        asking = [self._publish(winners, brought) for _ in range(2)]
         outcomes = await asyncio.gather(*asking[: self._chance.randrange(1, 3)])
         for unasked in asking[len(outcomes) :]:
             unasked.close()
         assert sorted(outcome.value for outcome in outcomes) in ([1], [0, 1])
-        self._model.commit([attempt for attempt, _ in winners])
+        self._model.commit([attempt for attempt, _ in winners], brought)
         assert await self._house.publish(self._model.epoch, *winners, run=self._model.run) is Committed.BEFORE
         await self.check()
 
@@ -157,16 +165,16 @@ class Walk:
 
     async def restart_during_a_commit(self) -> None:
         """It was decided or it was not; asking again finds it done."""
-        winners = self._winners()
-        committing = asyncio.create_task(self._house.publish(self._model.epoch + 1, *winners, run=self._model.run))
+        winners, brought = self._winners(), self._brought()
+        committing = asyncio.create_task(self._publish(winners, brought))
         for _ in range(self._chance.randrange(40)):
             await asyncio.sleep(0)
         for publication in self._house.staging._publications():
             publication.stop()
         await self._house.restart()
         await asyncio.gather(committing, return_exceptions=True)
-        await self._house.publish(self._model.epoch + 1, *winners, run=self._model.run)
-        self._model.commit([attempt for attempt, _ in winners])
+        await self._publish(winners, brought)
+        self._model.commit([attempt for attempt, _ in winners], brought)
         await self.check()
 
     async def write(self) -> None:

@@ -1,4 +1,4 @@
-"""An epoch that is written by one request: nothing of it is staged, and it is published once, all or nothing."""
+"""Records that come with the commit of their epoch: nothing of them is staged, and they are published once, all or nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from penstock.broker.access.checks import ANONYMOUS, BROKER, Operation, Principal, Resource, ResourceKind
 from penstock.broker.limits import BrokerLimits
+from penstock.broker.transactions.entries import Winner
 from penstock.broker.transactions.staging import Committed
 from penstock.errors import (
     AccessDenied,
@@ -23,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.testing.clock import ManualClock
 from tests.broker.cancelling import at_every_step, cancelled_at
-from tests.broker.transaction_house import BOB
+from tests.broker.transaction_house import ALICE, BOB
 from tests.broker.transactions.staging_house import StagingHouse
 from tests.open_access import OpenAccess
 
@@ -81,6 +82,63 @@ async def test_epochs_that_are_staged_and_those_that_are_not_follow_one_another(
         await house.stage("orders", [(0, [b"staged last"])], epoch=2)
         assert await house.publish(2, ("a", 1)) is Committed.NOW
         assert await house.values("orders") == [b"staged 0", b"staged 1", b"staged 2", b"whole", b"staged last"]
+
+
+async def test_records_that_come_with_a_commit_are_there_at_once_with_those_that_were_staged(
+    house: StagingHouse,
+) -> None:
+    async with house:
+        for topic in ("orders", "invoices"):
+            await house.topic(topic, partitions=2)
+        await house.run()
+        await house.stage("orders", [(0, [b"staged"]), (1, [b"staged"])])
+        brought = [
+            house.unstaged("orders", [(0, [b"a", b"b"])]),
+            house.unstaged("invoices", [(1, [b"c"])]),
+            house.unstaged("orders", [(0, [b"d"])]),
+        ]
+        for outcome in (Committed.NOW, Committed.BEFORE):
+            assert await house.staging.commit(ALICE, "query", 1, 0, [Winner("a", 1)], brought) is outcome
+        assert await house.values("orders", 0) == [b"a", b"b", b"d", b"staged"]
+        assert await house.values("orders", 1) == [b"staged"]
+        assert await house.values("invoices", 1) == [b"c"]
+        assert house.staging.stats.published_records == 6
+        assert house.staging.stats.staged_bytes == 0
+
+
+async def test_a_long_commit_has_what_comes_with_it_in_its_first_chunk(house: StagingHouse) -> None:
+    house.chunk_bytes = 1
+    async with house:
+        await house.topic("orders")
+        await house.run()
+        for sequence in range(3):
+            await house.stage("orders", [(0, [b"staged %d" % sequence])], sequence=sequence)
+        brought = [house.unstaged("orders", [(0, [b"brought"])])]
+        assert await house.staging.commit(ALICE, "query", 1, 0, [Winner("a", 3)], brought) is Committed.NOW
+        await house.restart()
+        assert await house.values("orders") == [b"brought", b"staged 0", b"staged 1", b"staged 2"]
+
+
+async def test_a_commit_that_is_sent_again_after_a_newer_run_has_begun_was_done_before(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        run = await house.run()
+        brought = [house.unstaged("orders", [(0, [b"a"])])]
+        assert await house.staging.commit(ALICE, "query", run, 0, [], brought) is Committed.NOW
+        await house.run("run-2")
+        assert await house.staging.commit(ALICE, "query", run, 0, [], brought) is Committed.BEFORE
+        with pytest.raises(ProducerFenced):
+            await house.staging.commit(ALICE, "query", run, 1, [], brought)
+        assert await house.values("orders") == [b"a"]
+
+
+async def test_a_run_that_has_not_begun_brings_no_records(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        brought = [house.unstaged("orders", [(0, [b"a"])])]
+        with pytest.raises(InvalidRequest, match="run 1 of application query has not begun"):
+            await house.staging.commit(ALICE, "query", 1, 0, [], brought)
+        assert await house.values("orders") == []
 
 
 async def test_what_was_staged_for_an_epoch_that_comes_whole_is_dropped(house: StagingHouse) -> None:
@@ -209,7 +267,7 @@ async def test_a_topic_that_is_replaced_while_its_records_wait_gets_none_of_them
             return await then(*given)
 
         monkeypatch.setattr(waiting, name, replaced)
-        with pytest.raises(TopicNotFound, match="orders was deleted before its records were written"):
+        with pytest.raises(TopicNotFound, match="orders was deleted after records were laid out for it"):
             await house.write(0, [(0, [b"1"])])
         monkeypatch.undo()
         assert await house.values("orders") == []

@@ -91,11 +91,16 @@ class Topics(Part):
         return describe(self._engine, self._engine.topic(name))
 
     @on_topic(Operation.DESCRIBE)
-    async def follow(self, principal: Principal, name: str) -> TopicDescription:
-        """Describe a topic with the bounds of its partitions as they are now: `describe` takes them as they are known here."""
+    async def find(self, principal: Principal, name: str) -> TopicInfo:
+        """Return a topic, also one that another node has just created."""
         if name not in self._engine.topics():
             await self._engine.catch_up()
-        await follow_all(self._engine.partitions(self._engine.topic(name)))
+        return self._engine.topic(name)
+
+    @on_topic(Operation.DESCRIBE)
+    async def follow(self, principal: Principal, name: str) -> TopicDescription:
+        """Describe a topic with the bounds of its partitions as they are now: `describe` takes them as they are known here."""
+        await follow_all(self._engine.partitions(await self.find(principal, name)))
         return describe(self._engine, self._engine.topic(name))
 
     # -- creating and deleting --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -67,6 +68,16 @@ class Place(NamedTuple):
     epoch: int
     attempt: str
     sequence: int
+
+
+class Unstaged(NamedTuple):
+    """Records for one topic that come with the commit of their epoch."""
+
+    topic: str
+    topic_id: str
+    """Of the topic that they were laid out for."""
+    parts: Sequence[tuple[int, bytes]]
+    """Partitions and blocks for them."""
 
 
 class Winner(NamedTuple):

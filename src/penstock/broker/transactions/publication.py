@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from penstock.broker.table import PreparedChange, appended_together
+from penstock.broker.transactions.blocks import StagedPart
 from penstock.broker.transactions.commit_checks import check_topic, check_writable
 from penstock.broker.transactions.entries import CommitEntry, StagedHeader, TicketEntry, decode_head, encode_head
 from penstock.broker.transactions.states import State
@@ -41,6 +42,14 @@ class Chunk(NamedTuple):
     """How many requests are published when this one is."""
 
 
+class Brought(NamedTuple):
+    """Records for one topic that come with their commit, and were checked."""
+
+    topic: str
+    topic_id: str
+    parts: Sequence[StagedPart]
+
+
 class Publication:
     """The commit of some tickets of an application, from its first chunk to its last."""
 
@@ -49,11 +58,11 @@ class Publication:
         application: StagedApplication,
         epoch: int,
         winners: Sequence[Ticket],
-        unstaged: Sequence[BatchFor] = (),
+        brought: Sequence[Brought] = (),
         *,
         applied: int | None = None,
     ) -> None:
-        """`unstaged` are records that come with the commit itself, and go with its first chunk. `applied`: how many requests were published
+        """`brought` are records that come with the commit itself, and go with its first chunk. `applied`: how many requests were published
         by a commit that an earlier start of the broker decided."""
         self.application = application
         self.epoch = epoch
@@ -73,7 +82,7 @@ class Publication:
             for ticket, count in zip(winners, self._counts, strict=True)
             for sequence in range(count)
         ]
-        self._unstaged = unstaged
+        self._brought = brought
         self._applied = applied or 0
         self._stopping = False
         self._become(State.COMMITTING)
@@ -95,8 +104,7 @@ class Publication:
         Raises what is wrong, and then nothing has happened; only OutcomeUnknown leaves that open until a restart.
         """
         try:
-            staged = await self._next_chunk(self._applied, must_exist=True)
-            await self._publish(Chunk([*self._unstaged, *staged.batches], staged.end), decision())
+            await self._publish(await self._next_chunk(self._applied, deciding=True), decision())
         except BaseException:
             if self.state is State.COMMITTING:
                 self._become(State.OPEN)
@@ -121,17 +129,21 @@ class Publication:
                 await asyncio.gather(reading, return_exceptions=True)
         self._become(State.COMMITTED)
 
-    async def _next_chunk(self, start: int, *, must_exist: bool = False) -> Chunk:
+    async def _next_chunk(self, start: int, *, deciding: bool = False) -> Chunk:
         blocks: dict[Partition, list[Block]] = {}
         reader: StagedReader | None = None
         at, size_bytes = start, 0
+        for topic, _, parts in self._brought if deciding else ():
+            for index, block in parts:
+                blocks.setdefault(self._engine.partition(topic, index), []).append(block)
+                size_bytes += block.size_bytes
         while at < len(self._requests) and size_bytes < self.application.shared.limits.staged_chunk_bytes:
             reader = reader or StagedReader(self._engine.partition(self.application.topic, 0))
             head, data, data_at = await reader.read(self._requests[at])
             try:
                 self._sort(head, data, data_at, blocks)
             except TopicNotFound:
-                if must_exist:
+                if deciding:
                     raise
                 # The decision cannot be taken back, and there is nowhere to write to.
                 log.warning("staged_records_dropped", topic=head.topic)

@@ -5,15 +5,17 @@ run twice. So each attempt of each task stages its records under a ticket of its
 commit names the attempts that won. The broker publishes exactly these, all or nothing, and drops the rest.
 
     begin_run --> stage, stage, ... --> commit --> published, once       a commit of an epoch that was committed does nothing
-    write ---------------------------------------> published, once       all of that at once, for records that fit into a request
                         |                  `---> nothing, and may be tried again
                         |--> abort                                       drops the tickets of an epoch; never undoes a commit
                         |--> a newer run begins                          what older runs staged is dropped
                         `--> time passes                                 a ticket that nobody asks for expires
 
+Few records need no ticket: they come with the commit, and nothing of them is staged.
+
 Epochs and runs are those of `applications`: an epoch is committed once, and only by the newest run. Requests of a ticket are numbered, so
 that one that is sent again after a lost connection is stored once, in whatever order they arrive. Records are checked when they are
-staged, as `Records.produce` checks them, so that a commit finds nothing left to refuse but the state of the disk and of the topics.
+staged, as `Records.produce` checks them, and those that come with a commit before it begins; so it finds nothing left to refuse but the
+state of the disk and of the topics.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
@@ -40,14 +42,13 @@ from penstock.broker.schemas.validation import Validation
 from penstock.broker.transactions.applications import Application, Applications, CommitId
 from penstock.broker.transactions.blocks import StagedPart, check_parts, records_of, with_headers
 from penstock.broker.transactions.commit_checks import check_topic
-from penstock.broker.transactions.entries import ATTEMPT_BYTES_MAX, CommitEntry, Place, Winner
-from penstock.broker.transactions.publication import Publication
+from penstock.broker.transactions.entries import ATTEMPT_BYTES_MAX, CommitEntry, Place, Unstaged, Winner
+from penstock.broker.transactions.publication import Brought, Publication
 from penstock.broker.transactions.states import State
 from penstock.broker.transactions.tickets import IDLE_S_MAX, OnStaged, Tickets
 from penstock.errors import InvalidRequest, OutcomeUnknown, ShuttingDown
 from penstock.futures import shield
-from penstock.log.api import Batch, BatchFor, BlockBatch, Engine, TopicInfo
-from penstock.log.block import Block
+from penstock.log.api import Batch
 from penstock.names import validate_name
 
 SWEEP_S: Final = 5.0
@@ -56,6 +57,7 @@ FORGET_EVERY_SWEEPS: Final = 120
 ANSWER_S_MAX: Final = 5.0
 WINNERS_MAX: Final = 10_000
 SEQUENCE_MAX: Final = (1 << 31) - 1
+LAID_OUT: Final = "after records were laid out for it; write the epoch again"
 
 log = structlog.get_logger(__name__)
 
@@ -67,21 +69,6 @@ class Committed(Enum):
     NOW = 1
     GOES_ON = 2
     """A commit of the application is still being published, this one or an earlier one: ask again."""
-
-
-class Unstaged(NamedTuple):
-    """Records that come with their commit."""
-
-    info: TopicInfo
-    """Of their topic, as it was when they were checked."""
-    parts: Sequence[StagedPart]
-
-    def batches(self, engine: Engine) -> list[BatchFor]:
-        blocks: dict[int, list[Block]] = {}
-        for index, block in self.parts:
-            blocks.setdefault(index, []).append(block)
-        name = self.info.name
-        return [BatchFor(engine.partition(name, index), BlockBatch(each)) for index, each in blocks.items()]
 
 
 class Staging(Part):
@@ -183,48 +170,29 @@ class Staging(Part):
 
     def _is_wanted(self, principal: Principal, place: Place) -> bool:
         """Whether the epoch of a request is still to be committed. Raises unless its run is the newest."""
-        entry = self._applications.check_run(principal, CommitId(place.application, place.run, place.epoch))
-        if place.run > entry.run:
-            raise InvalidRequest(f"run {place.run} of application {place.application} has not begun: begin it first")
-        return place.epoch > entry.epoch
+        return place.epoch > self._check_begun(principal, CommitId(place.application, place.run, place.epoch)).epoch
 
-    @on_topic(Operation.WRITE)
-    async def write(
-        self,
-        principal: Principal,
-        topic: str,
-        application: str,
-        name: str,
-        epoch: int,
-        parts: Sequence[tuple[int, bytes]],
-        *,
-        query: str = "",
-        replaces: bool = False,
-    ) -> tuple[Application, Committed]:
-        """Begin a run as `begin_run` does, and commit an epoch of which all records are here: one append, and nothing is staged.
-
-        Return the run as it was before, and what `commit` does. Raises what `stage` and `commit` raise.
-        """
-        run = await self.begin_run(principal, application, name, query=query, replaces=replaces)
-        once = CommitId(application, run.run, epoch)
-        if epoch <= run.epoch:
-            # Its records may still be on their way to their partitions, if they were staged.
-            return run, await self._commit(principal, once, ())
-        info = self._engine.topic(topic)
-        checked = check_parts(info, parts, self._limits)
-        if self._validation.applies_to(topic):
-            stamped = await self._validation.check(topic, None, records_of(checked))
-            checked = with_headers(checked, stamped.headers, self._limits)
-        return run, await self._commit(principal, once, (), Unstaged(info, checked))
+    def _check_begun(self, principal: Principal, once: CommitId) -> Application:
+        """The application as it stands. Raises unless the run that is named is the newest."""
+        entry = self._applications.check_run(principal, once)
+        if once.run > entry.run:
+            raise InvalidRequest(f"run {once.run} of application {once.application} has not begun: begin it first")
+        return entry
 
     @on_broker(Operation.WRITE)
     async def commit(
-        self, principal: Principal, application: str, run: int, epoch: int, winners: Sequence[Winner]
+        self,
+        principal: Principal,
+        application: str,
+        run: int,
+        epoch: int,
+        winners: Sequence[Winner],
+        unstaged: Sequence[Unstaged] = (),
     ) -> Committed:
-        """Publish what the winners staged, and nothing else, once.
+        """Publish what the winners staged and what comes with the commit, and nothing else, once.
 
-        Raises OutcomeUnknown if only a restart can tell whether it is done. After any other error it either is not, or it is decided and
-        continues; asking again tells.
+        Raises what `stage` raises, for records that come with the commit, and OutcomeUnknown if only a restart can tell whether it is
+        done. After any other error it either is not, or it is decided and continues; asking again tells.
         """
         if len(winners) > WINNERS_MAX:
             raise InvalidRequest(
@@ -233,12 +201,28 @@ class Staging(Part):
             )
         if len({winner.attempt for winner in winners}) != len(winners):
             raise InvalidRequest("a commit names each attempt once, and this one names one twice")
-        return await self._commit(principal, CommitId(application, run, epoch), winners)
+        once = CommitId(application, run, epoch)
+        return await self._commit(principal, once, winners, await self._checked(principal, once, unstaged))
+
+    async def _checked(self, principal: Principal, once: CommitId, unstaged: Sequence[Unstaged]) -> list[Brought]:
+        """The records that come with a commit, checked and stamped; none of an epoch that was committed before."""
+        brought: list[Brought] = []
+        if not unstaged or once.epoch <= self._applications.current(principal, once.application).epoch:
+            return brought
+        self._check_begun(principal, once)
+        for topic, topic_id, parts in unstaged:
+            authorize(self.access, principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
+            check_topic(self._engine, topic, topic_id, LAID_OUT)
+            checked = check_parts(self._engine.topic(topic), parts, self._limits)
+            if self._validation.applies_to(topic):
+                stamped = await self._validation.check(topic, None, records_of(checked))
+                checked = with_headers(checked, stamped.headers, self._limits)
+            brought.append(Brought(topic, topic_id, checked))
+        return brought
 
     async def _commit(
-        self, principal: Principal, once: CommitId, winners: Sequence[Winner], unstaged: Unstaged | None = None
+        self, principal: Principal, once: CommitId, winners: Sequence[Winner], brought: Sequence[Brought]
     ) -> Committed:
-        """Publish what the winners staged, and with it what was not staged."""
         application = once.application
         self._applications.current(principal, application)
         held = self._applications.held.of(application)
@@ -250,7 +234,7 @@ class Staging(Part):
             if self._under_way(application) is None:
                 break
             held.release()
-        deciding = self._tasks.run(self._decide(principal, once, winners, unstaged), quiet=True)
+        deciding = self._tasks.run(self._decide(principal, once, winners, brought), quiet=True)
         deciding.add_done_callback(lambda _: held.release())
         # The caller may be cancelled; the commit continues.
         publication = await shield(deciding)
@@ -294,13 +278,13 @@ class Staging(Part):
         return None if publication is None or publication.state is State.COMMITTING else publication
 
     async def _decide(
-        self, principal: Principal, once: CommitId, winners: Sequence[Winner], unstaged: Unstaged | None
+        self, principal: Principal, once: CommitId, winners: Sequence[Winner], brought: Sequence[Brought]
     ) -> Publication | None:
         """Take the first step of a commit while its application is held; the rest is done in the background. None if it was done before."""
         if once.epoch <= self._applications.current(principal, once.application).epoch:
             self.stats.repeated_commits += 1
             return None
-        publication = self._prepare(principal, once, winners, unstaged)
+        publication = self._prepare(principal, once, winners, brought)
         try:
             await publication.decide(lambda: [self._applications.prepare(principal, once)])
         except BaseException:
@@ -312,21 +296,20 @@ class Staging(Part):
         return publication
 
     def _prepare(
-        self, principal: Principal, once: CommitId, winners: Sequence[Winner], unstaged: Unstaged | None
+        self, principal: Principal, once: CommitId, winners: Sequence[Winner], brought: Sequence[Brought]
     ) -> Publication:
         entry = self._applications.check_run(principal, once)
         staged = self._tickets.application(once.application)
         tickets = staged.winning(once.epoch, winners)
         topics = {topic for ticket in tickets for topic in ticket.topics}
-        if unstaged is not None:
+        for each in brought:
             # What was before this commit may have taken a while, and so may the check of the records.
-            check_topic(self._engine, unstaged.info.name, unstaged.info.id, "before its records were written")
-            topics.add(unstaged.info.name)
+            check_topic(self._engine, each.topic, each.topic_id, LAID_OUT)
+            topics.add(each.topic)
         for topic in topics:
             authorize(self.access, principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
         staged.single = not entry.lasting
-        batches = () if unstaged is None else unstaged.batches(self._engine)
-        staged.publication = Publication(staged, once.epoch, tickets, batches)
+        staged.publication = Publication(staged, once.epoch, tickets, brought)
         return staged.publication
 
     def _go_on(self, publication: Publication) -> asyncio.Task[None]:

@@ -51,7 +51,7 @@ from penstock.protocols.flymq.operations.access import (
 from penstock.protocols.flymq.operations.blocks import NO_EPOCH, EncodedBlocks, Plan, TopicSpans
 from penstock.protocols.flymq.operations.groups import GroupProgress, MovedPosition, SubscriptionProgress
 from penstock.protocols.flymq.operations.monitoring import OpenTransaction, PendingRecord
-from penstock.protocols.flymq.operations.spark import PipelineDescription, PipelineReport, Run, Winner
+from penstock.protocols.flymq.operations.spark import PipelineDescription, PipelineReport, Run, Unstaged, Winner
 from penstock.protocols.flymq.operations.topics import ClusterState, SnapshotDescription
 
 
@@ -621,46 +621,38 @@ class Staging(SyncObject[AsyncStaging]):
     """Staged writes: records that become visible when a commit names the task attempts that staged them. The Spark sink uses it."""
 
     def begin_run(
-        self, application: str, name: str, *, lasting: bool = True, query: str = "", replaces: bool = False
+        self,
+        application: str,
+        name: str,
+        *,
+        lasting: bool = True,
+        query: str = "",
+        replaces: bool = False,
+        topic: str = "",
     ) -> Run:
         """Begin a run of an application, or return the run with this name. Raises ProducerFenced if a newer run has begun.
 
         Records staged by older runs are dropped. An application that is not `lasting` has one epoch, and is soon forgotten. The reply names
-        the query that the application belongs to: the first that was named, or the last that `replaces` it.
+        the query that the application belongs to: the first that was named, or the last that `replaces` it. Of a `topic` that exists it has
+        the id and the number of partitions.
         """
         return self._thread.run(
-            self._async.begin_run(application, name, lasting=lasting, query=query, replaces=replaces)
+            self._async.begin_run(application, name, lasting=lasting, query=query, replaces=replaces, topic=topic)
         )
 
     def attempt(self, application: str, run: int, epoch: int, attempt: str) -> Attempt:
         """Return an object that stages the records of one task attempt."""
         return Attempt(self._thread, self._async.attempt(application, run, epoch, attempt))
 
-    def commit(self, application: str, run: int, epoch: int, winners: Sequence[Winner]) -> bool:
+    def commit(
+        self, application: str, run: int, epoch: int, winners: Sequence[Winner], unstaged: Sequence[Unstaged] = ()
+    ) -> bool:
         """Publish what the winning attempts staged, atomically and once. Return False if the epoch was committed before.
 
-        Returns when all records are visible; a large commit may take long.
+        `unstaged` are more records of the epoch: where all of them fit into a request, nothing needs to be staged. Raises TopicNotFound if
+        a topic is not the one that `begin_run` found. Returns when all records are visible; a large commit may take long.
         """
-        return self._thread.run(self._async.commit(application, run, epoch, winners))
-
-    def write(
-        self,
-        application: str,
-        name: str,
-        epoch: int,
-        topic: str,
-        parts: Parts,
-        *,
-        query: str = "",
-        replaces: bool = False,
-    ) -> tuple[Run, bool]:
-        """Begin a run, and write and commit an epoch of which all records are here, in one request. `parts` are as in `Attempt.stage`.
-
-        Return the run as it was before, and whether the epoch was committed now; False if it had been before.
-        """
-        return self._thread.run(
-            self._async.write(application, name, epoch, topic, parts, query=query, replaces=replaces)
-        )
+        return self._thread.run(self._async.commit(application, run, epoch, winners, unstaged))
 
     def abort(self, application: str, run: int, epoch: int) -> bool:
         """Drop what this run and earlier ones staged for an epoch. Return False if the epoch is committed.

@@ -13,7 +13,7 @@ from penstock.errors import PartitionNotFound, ProducerFenced, ProtocolViolation
 from penstock.log.block import encode_block
 from penstock.protocols.flymq.client import AsyncFlyMQClient
 from penstock.protocols.flymq.operations.operation import encode_reply
-from penstock.protocols.flymq.operations.spark import Run, StageCommit, Winner, WriteEpoch, WrittenEpoch
+from penstock.protocols.flymq.operations.spark import Run, StageCommit, Unstaged, Winner
 from penstock.protocols.flymq.sync import FlyMQClient
 from penstock.testing import BrokerProcess, RunningBroker
 from tests.protocols.flymq.scripted import connected, scripted
@@ -82,8 +82,8 @@ async def test_what_no_request_can_hold_is_refused_before_it_is_sent(penstock_br
         attempt = client.staging.attempt("app", run.number, 0, "a")
         with pytest.raises(RecordTooLarge, match="topic orders do not fit into one request: at most 33554432"):
             await attempt.stage("orders", parts(bytes(32 << 20)))
-        with pytest.raises(RecordTooLarge, match="topic orders do not fit into one request: at most 33554432"):
-            await client.staging.write("app", "run", 0, "orders", parts(bytes(32 << 20)))
+        with pytest.raises(RecordTooLarge, match="does not fit into a frame: at most 33554432"):
+            await client.staging.commit("app", run.number, 0, [], [Unstaged("orders", "id", parts(bytes(32 << 20)))])
         await attempt.stage("orders", parts(b"v"))
         assert await attempt.finish() == Winner("a", 1)
 
@@ -107,39 +107,18 @@ async def test_an_outcome_of_a_commit_that_is_not_known_is_a_violation() -> None
             await client.staging.commit("app", 1, 0, [])
 
 
-async def test_an_epoch_in_one_request_is_sent_again_while_an_earlier_one_is_published() -> None:
-    outcomes = iter([2, 1])
-    async with (
-        scripted(
-            lambda peer, opcode, payload: encode_reply(WriteEpoch, WrittenEpoch(1, 3, "q", next(outcomes)))
-        ) as broker,
-        connected(broker) as client,
-    ):
-        assert await client.staging.write("app", "run", 4, "orders", parts(b"v"), query="q") == (Run(1, 3, "q"), True)
-    assert [opcode for opcode, _ in broker.requests] == [WriteEpoch.opcode] * 2
-
-
-async def test_an_epoch_that_was_committed_before_is_not_taken_for_this_one_because_it_was_waited_for() -> None:
-    outcomes = iter([2, 0])
-    async with (
-        scripted(
-            lambda peer, opcode, payload: encode_reply(WriteEpoch, WrittenEpoch(2, 4, "other", next(outcomes)))
-        ) as broker,
-        connected(broker) as client,
-    ):
-        found = await client.staging.write("app", "run", 3, "orders", parts(b"v"), query="q")
-    assert found == (Run(2, 4, "other"), False)
-
-
 @pytest.mark.timeout(240)
-def test_an_epoch_in_one_request_is_there_once_after_the_broker_was_killed(tmp_path: Path) -> None:
+def test_a_commit_that_brings_its_records_is_done_once_after_the_broker_was_killed(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker, broker.connect(PATIENT) as client:
+        client.create_topic("orders", 1)
         for epoch in range(5):
-            assert client.staging.write("app", "run", epoch, "orders", parts(b"%d" % epoch))[1]
+            run = client.staging.begin_run("app", "run", topic="orders")
+            assert (run.epoch, run.partitions) == (epoch - 1, 1)
+            assert client.staging.commit("app", 1, epoch, [], [Unstaged("orders", run.topic_id, parts(b"%d" % epoch))])
             broker.kill9()
             broker.start()
-            run, now = client.staging.write("app", "run", epoch, "orders", parts(b"again"))
-            assert (run.epoch, now) == (epoch, False)
+            again = [Unstaged("orders", run.topic_id, parts(b"again"))]
+            assert not client.staging.commit("app", 1, epoch, [], again)
         assert [record.value for record in client.records("orders")] == [b"%d" % epoch for epoch in range(5)]
 
 

@@ -26,7 +26,7 @@ from penstock.protocols.flymq.operations.access import (
 )
 from penstock.protocols.flymq.operations.blocks import ReadPlan
 from penstock.protocols.flymq.operations.operation import BadRequest, decode_request
-from penstock.protocols.flymq.operations.spark import PipelineReport, Stage, StageCommit, WriteEpoch
+from penstock.protocols.flymq.operations.spark import PipelineReport, Stage, StageCommit
 from penstock.protocols.flymq.operations.topics import CreateTopic
 from penstock.protocols.flymq.operations.transactions import TxnCommit
 
@@ -47,13 +47,14 @@ LISTS: dict[str, tuple[int, bytes, int, bytes, int]] = {
     "offsets": (TxnCommit.opcode, TEXT, limits.TXN_OFFSETS_MAX, bytes(16), 0),
     "stages": (PipelineReport.opcode, TEXT * 2 + I64.pack(0) + TEXT * 2, limits.STAGES_MAX, bytes(44), 0),
     "blocks": (Stage.opcode, RUN + TEXT + U32.pack(1) + TEXT, limits.STAGED_BLOCKS_MAX, bytes(8), 0),
-    "blocks of an epoch": (
-        WriteEpoch.opcode,
-        TEXT * 3 + bytes(1) + U64.pack(1) + TEXT,
+    "blocks of a commit": (
+        StageCommit.opcode,
+        RUN + U32.pack(0) + U32.pack(1) + TEXT * 2,
         limits.STAGED_BLOCKS_MAX,
         bytes(8),
         0,
     ),
+    "unstaged records": (StageCommit.opcode, RUN + U32.pack(0), limits.UNSTAGED_MAX, bytes(8), 0),
     "attempts": (StageCommit.opcode, RUN, limits.STAGED_ATTEMPTS_MAX, bytes(6), 0),
     "topics of a plan": (ReadPlan.opcode, b"", limits.PLAN_TOPICS_MAX, bytes(6), 8),
     "partitions of a plan": (ReadPlan.opcode, U32.pack(1) + TEXT, limits.PLAN_PARTITIONS_MAX, bytes(36), 8),

@@ -71,7 +71,6 @@ from penstock.protocols.flymq.operations.spark import (
     Stage,
     StageAbort,
     StageCommit,
-    WriteEpoch,
 )
 from penstock.protocols.flymq.operations.topics import (
     AddPartitions,
@@ -174,7 +173,6 @@ ATTEMPTS: dict[int, Attempt] = {
     TxnProduce.opcode: Attempt(encode_txn_produces("gone", "orders", [b"x"]), WRITERS),
     Stage.opcode: Attempt(encode_request(Stage("app", 1, 0, "a", 0, "orders", [])), WRITERS),
     StageCommit.opcode: Attempt(encode_request(StageCommit("app", 1, 0, [])), WRITERS),
-    WriteEpoch.opcode: Attempt(encode_request(WriteEpoch("app", "run", "", False, 0, "orders", [])), WRITERS),
     StageAbort.opcode: Attempt(encode_request(StageAbort("app", 1, 0)), WRITERS),
     BeginRun.opcode: Attempt(encode_request(BeginRun("app", "run", lasting=True)), WRITERS),
     ClusterJoin.opcode: Attempt(encode_request(ClusterJoin("peer")), ROOT),

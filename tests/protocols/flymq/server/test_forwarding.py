@@ -16,7 +16,7 @@ from penstock.log.block import encode_block
 from penstock.net.session import Introduction, Streams
 from penstock.protocols.flymq.operations.operation import BadRequest, encode_reply, encode_request
 from penstock.protocols.flymq.operations.records import ProduceOnce, StoredOnce
-from penstock.protocols.flymq.operations.spark import WriteEpoch, WrittenEpoch
+from penstock.protocols.flymq.operations.spark import StageCommit, Unstaged
 from penstock.protocols.flymq.operations.topics import DeleteTopic, ListTopics
 from penstock.protocols.flymq.server.dispatch import Node
 from penstock.protocols.flymq.server.forwarding import ASKED_MAX, LeaderSession, sent_again
@@ -98,17 +98,18 @@ async def test_records_that_are_passed_on_are_counted_where_they_are_answered(
     talk.session.closed()
 
 
-async def test_an_epoch_in_one_request_is_passed_on_and_asked_again_if_the_leader_is_lost(
+async def test_a_commit_with_its_records_is_passed_on_and_asked_again_if_the_leader_is_lost(
     leader: Leader, broker: Broker, clock: ManualClock, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Leading, "leads", False)
     flymq = FlyMQ(broker, clock=clock, node=node, dial_leader=leader)
     talk = Conversation(flymq)
-    request = encode_request(WriteEpoch("app", "run", "", False, 0, "t", [(0, encode_block(0, 0, [b"v"]))]))
+    unstaged = [Unstaged("t", "id", [(0, encode_block(0, 0, [b"v"]))])]
+    request = encode_request(StageCommit("app", 1, 0, [], unstaged))
     assert (await talk.ask(request)).error.startswith("outcome unknown")
     assert leader.asked == [request[:4]] * ASKED_MAX
-    leader.reply = encode_reply(WriteEpoch, WrittenEpoch(1, -1, "", 1))
-    assert (await talk.ask(request)).opcode == WriteEpoch.opcode
+    leader.reply = encode_reply(StageCommit, 1)
+    assert (await talk.ask(request)).opcode == StageCommit.opcode
     assert not broker.topics.exists("t")
     assert flymq.stats.received_records == 0
     talk.session.closed()

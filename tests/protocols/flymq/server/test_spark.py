@@ -15,11 +15,10 @@ from penstock.protocols.flymq.operations.spark import (
     Stage,
     StageAbort,
     StageCommit,
+    Unstaged,
     Winner,
-    WriteEpoch,
-    WrittenEpoch,
 )
-from penstock.protocols.flymq.operations.topics import DeleteTopic
+from penstock.protocols.flymq.operations.topics import CreateTopic, DeleteTopic
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.protocols.flymq.wire import frame
 from tests.protocols.flymq.conversation import Conversation
@@ -64,43 +63,72 @@ async def test_an_epoch_from_its_run_to_its_commit(talk: Conversation) -> None:
     assert await begin(talk) == Run(1, 0)
 
 
-async def test_an_epoch_in_one_request(talk: Conversation) -> None:
-    block = encode_block(0, 0, [b"v"])
-    request = encode_request(WriteEpoch("app", "one", "query", False, 4, "orders", [(0, block)]))
-    head = bytes.fromhex(
-        "0003 617070 0003 6f6e65 0005 7175657279 00 0000000000000004 0006 6f7264657273 00000001 00000000"
-    )
-    assert request == frame(WriteEpoch.opcode, head + len(block).to_bytes(4, "big") + block)
-    written = await talk.ask(request)
-    assert written == (0xE2, bytes.fromhex("0000000000000001 ffffffffffffffff 0005 7175657279 01"))
-    assert await values(talk) == [b"v"]
-    again = await talk.ask(request)
-    assert decode_reply(WriteEpoch, again.payload) == WrittenEpoch(1, 4, "query", 0)
-    assert await values(talk) == [b"v"]
+async def described(talk: Conversation, topic: str = "orders") -> Run:
+    """The run, with what it says of a topic."""
+    request = encode_request(BeginRun("app", "one", lasting=True, topic=topic))
+    return decode_reply(BeginRun, (await talk.ask(request)).payload)
 
 
-def whole(epoch: int, *values: bytes, topic: str = "orders", partition: int = 0) -> bytes:
+async def test_a_run_says_which_topic_there_is(talk: Conversation) -> None:
+    request = encode_request(BeginRun("app", "one", lasting=True, query="q", topic="new"))
+    layout = "0003 617070 0003 6f6e65 01 0001 71 00 0003 6e6577"
+    assert request == frame(BeginRun.opcode, bytes.fromhex(layout))
+    assert decode_reply(BeginRun, (await talk.ask(request)).payload) == Run(1, -1, "q")
+    await talk.ask(encode_request(CreateTopic("new", 3)))
+    begun = await talk.ask(request)
+    run = decode_reply(BeginRun, begun.payload)
+    assert (run.number, run.epoch, run.query, run.partitions) == (1, -1, "q", 3)
+    id_bytes = run.topic_id.encode()
+    head = bytes.fromhex("0000000000000001 ffffffffffffffff 0001 71")
+    assert begun == (0xD2, head + len(id_bytes).to_bytes(2, "big") + id_bytes + bytes.fromhex("00000003"))
+    await talk.ask(encode_request(DeleteTopic("new")))
+    assert (await described(talk, "new")).partitions == 0
+    assert (await described(talk, "not\na name")).partitions == 0
+
+
+def bringing(run: Run, epoch: int, *values: bytes, topic: str = "orders", partition: int = 0) -> bytes:
     parts = [(partition, encode_block(0, 0, values))]
-    return encode_request(WriteEpoch("app", "one", "", False, epoch, topic, parts))
+    return encode_request(StageCommit("app", run.number, epoch, [], [Unstaged(topic, run.topic_id, parts)]))
 
 
-async def test_an_epoch_creates_the_topic_it_is_for_but_not_again_when_it_is_repeated(talk: Conversation) -> None:
-    assert (await talk.ask(whole(0, b"v", topic="new"))).opcode == WriteEpoch.opcode
-    assert await values(talk, "new") == [b"v"]
-    assert (await talk.ask(encode_request(DeleteTopic("new")))).opcode == DeleteTopic.opcode
-    repeated = await talk.ask(whole(0, b"v", topic="new"))
-    assert decode_reply(WriteEpoch, repeated.payload).outcome == 0
-    assert (await talk.ask(encode_request(Fetch("new", 0, 0, 1)))).error.startswith("topic not found")
-    assert (await talk.ask(whole(1, b"w", topic="new"))).opcode == WriteEpoch.opcode
+async def test_a_commit_brings_its_records(talk: Conversation) -> None:
+    await talk.ask(encode_request(CreateTopic("orders", 1)))
+    run = await described(talk)
+    block, id_bytes = encode_block(0, 0, [b"v"]), run.topic_id.encode()
+    request = bringing(run, 4, b"v")
+    payload = bytes.fromhex("0003 617070 0000000000000001 0000000000000004 00000000 00000001 0006 6f7264657273")
+    payload += len(id_bytes).to_bytes(2, "big") + id_bytes + bytes.fromhex("00000001 00000000")
+    assert request == frame(StageCommit.opcode, payload + len(block).to_bytes(4, "big") + block)
+    assert await talk.ask(request) == (0xD4, b"\x01")
+    assert await values(talk) == [b"v"]
+    assert await talk.ask(request) == (0xD4, b"\x00")
+    assert await values(talk) == [b"v"]
+    assert (await described(talk)).epoch == 4
+
+
+async def test_a_topic_that_was_created_again_gets_no_records_that_were_laid_out_before(talk: Conversation) -> None:
+    await talk.ask(encode_request(CreateTopic("new", 1)))
+    run = await described(talk, "new")
+    await talk.ask(bringing(run, 0, b"v", topic="new"))
+    await talk.ask(encode_request(DeleteTopic("new")))
+    assert await talk.ask(bringing(run, 0, b"v", topic="new")) == (0xD4, b"\x00"), "it was committed before"
+    for _ in range(2):
+        refused = await talk.ask(bringing(run, 1, b"w", topic="new"))
+        assert refused.error.startswith("topic not found: new was deleted after records were laid out for it")
+        await talk.ask(encode_request(CreateTopic("new", 1)))
+    assert await values(talk, "new") == []
+    assert await talk.ask(bringing(await described(talk, "new"), 1, b"w", topic="new")) == (0xD4, b"\x01")
     assert await values(talk, "new") == [b"w"]
 
 
-async def test_records_of_an_epoch_are_counted_when_it_is_written(talk: Conversation, flymq: FlyMQ) -> None:
-    assert (await talk.ask(whole(0, b"v", partition=5))).error.startswith("partition 5 not found")
-    assert "invalid topic name" in (await talk.ask(whole(0, b"v", topic="not\na name"))).error
+async def test_records_that_a_commit_brings_are_counted_when_they_are_written(talk: Conversation, flymq: FlyMQ) -> None:
+    await talk.ask(encode_request(CreateTopic("orders", 1)))
+    run = await described(talk)
+    assert (await talk.ask(bringing(run, 0, b"v", partition=5))).error.startswith("partition 5 not found")
+    assert (await talk.ask(bringing(run, 0, b"v", topic="not\na name"))).error.startswith("topic not found")
     assert flymq.stats.received_records == 0
     for _ in range(2):
-        await talk.ask(whole(0, b"v", b"w"))
+        await talk.ask(bringing(run, 0, b"v", b"w"))
     assert flymq.stats.received_records == 2
 
 
@@ -147,11 +175,17 @@ async def test_refusals_say_what_is_wrong(talk: Conversation) -> None:
     assert (await talk.ask(out)).error.startswith("partition 5 not found")
 
 
-@pytest.mark.parametrize(
-    "data", [stage(0, b"v"), encode_request(StageCommit("app", 1, 2, [Winner("a", 3)])), whole(0, b"v")]
+WITHOUT_RECORDS = encode_request(StageCommit("app", 1, 2, [Winner("a", 3)]))
+WITH_RECORDS = encode_request(
+    StageCommit("app", 1, 2, [Winner("a", 3)], [Unstaged("orders", "id", [(0, encode_block(0, 0, [b"v"]))])])
 )
+
+
+@pytest.mark.parametrize("data", [stage(0, b"v"), WITH_RECORDS])
 async def test_a_request_that_is_cut_short_or_continues_says_so(talk: Conversation, data: bytes) -> None:
     for end in range(8, len(data)):
+        if data is WITH_RECORDS and end == len(WITHOUT_RECORDS):
+            continue  # a whole request
         cut = frame(data[2], data[8:end])
         assert (await talk.ask(cut)).error.startswith(("buffer too small", "invalid binary format"))
     assert "unexpected bytes" in (await talk.ask(frame(data[2], data[8:] + b"x"))).error

@@ -35,8 +35,8 @@ from penstock.protocols.flymq.operations.spark import (
     Stage,
     StageAbort,
     StageCommit,
+    Unstaged,
     Winner,
-    WriteEpoch,
     left_out_of,
     with_left_out,
 )
@@ -63,56 +63,40 @@ class AsyncStaging:
         self._ask = channel.ask
 
     async def begin_run(
-        self, application: str, name: str, *, lasting: bool = True, query: str = "", replaces: bool = False
+        self,
+        application: str,
+        name: str,
+        *,
+        lasting: bool = True,
+        query: str = "",
+        replaces: bool = False,
+        topic: str = "",
     ) -> Run:
         """Begin a run of an application, or return the run with this name. Raises ProducerFenced if a newer run has begun.
 
         Records staged by older runs are dropped. An application that is not `lasting` has one epoch, and is soon forgotten. The reply names
-        the query that the application belongs to: the first that was named, or the last that `replaces` it.
+        the query that the application belongs to: the first that was named, or the last that `replaces` it. Of a `topic` that exists it has
+        the id and the number of partitions.
         """
-        return await self._ask(BeginRun(application, name, lasting, query, replaces))
+        return await self._ask(BeginRun(application, name, lasting, query, replaces, topic))
 
     def attempt(self, application: str, run: int, epoch: int, attempt: str) -> AsyncAttempt:
         """Return an object that stages the records of one task attempt."""
         return AsyncAttempt(self._channel, application, run, epoch, attempt)
 
-    async def commit(self, application: str, run: int, epoch: int, winners: Sequence[Winner]) -> bool:
+    async def commit(
+        self, application: str, run: int, epoch: int, winners: Sequence[Winner], unstaged: Sequence[Unstaged] = ()
+    ) -> bool:
         """Publish what the winning attempts staged, atomically and once. Return False if the epoch was committed before.
 
-        Returns when all records are visible; a large commit may take long.
+        `unstaged` are more records of the epoch: where all of them fit into a request, nothing needs to be staged. Raises TopicNotFound if
+        a topic is not the one that `begin_run` found. Returns when all records are visible; a large commit may take long.
         """
-        request = StageCommit(application, run, epoch, winners)
+        request = StageCommit(application, run, epoch, winners, [*unstaged])
         pending = False
         while (outcome := _checked(await self._ask(request))) == _PENDING:
             pending = True
         return pending or bool(outcome)
-
-    async def write(
-        self,
-        application: str,
-        name: str,
-        epoch: int,
-        topic: str,
-        parts: Parts,
-        *,
-        query: str = "",
-        replaces: bool = False,
-    ) -> tuple[Run, bool]:
-        """Begin a run, and write and commit an epoch of which all records are here, in one request. `parts` are as in `AsyncAttempt.stage`.
-
-        Return the run as it was before, and whether the epoch was committed now; False if it had been before.
-        """
-        check_topic(topic)
-        request = WriteEpoch(application, name, query, replaces, epoch, topic, parts)
-        while True:
-            try:
-                answer = self._ask(request)
-            except RecordTooLarge:
-                raise _too_large(topic) from None
-            found = await answer
-            if _checked(found.outcome) != _PENDING:
-                # What is pending is a commit of staged records, which this one waits for: it says nothing of this one.
-                return Run(found.number, found.epoch, found.query), bool(found.outcome)
 
     async def abort(self, application: str, run: int, epoch: int) -> bool:
         """Drop what this run and earlier ones staged for an epoch. Return False if the epoch is committed.
@@ -126,13 +110,6 @@ def _checked(outcome: int) -> int:
     if outcome > _PENDING:
         raise ProtocolViolation(f"invalid binary format: outcome must be at most {_PENDING}, not {outcome}")
     return outcome
-
-
-def _too_large(topic: str) -> RecordTooLarge:
-    return RecordTooLarge(
-        f"the blocks for topic {topic} do not fit into one request: at most {PAYLOAD_BYTES_MAX} bytes, "
-        "so a record with its key and headers must be smaller than that"
-    )
 
 
 class AsyncAttempt:
@@ -160,7 +137,10 @@ class AsyncAttempt:
         try:
             answer = self._ask(Stage(*self._place, self.requests, topic, parts))
         except RecordTooLarge:
-            raise _too_large(topic) from None
+            raise RecordTooLarge(
+                f"the blocks for topic {topic} do not fit into one request: at most {PAYLOAD_BYTES_MAX} bytes, "
+                "so a record with its key and headers must be smaller than that"
+            ) from None
         self.requests += 1
         self._in_flight.add(asyncio.create_task(answer))
 

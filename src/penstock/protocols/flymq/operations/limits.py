@@ -37,6 +37,8 @@ STAGED_BLOCKS_MAX: Final = 10_000
 """One for each partition of the largest topic."""
 STAGED_ATTEMPTS_MAX: Final = 20_000
 """The broker accepts 10,000, and tells a job with more to write with fewer tasks."""
+UNSTAGED_MAX: Final = 10_000
+"""One for each task and topic whose records come with their commit."""
 PLAN_TOPICS_MAX: Final = 65_536
 PLAN_PARTITIONS_MAX: Final = 131_072
 """Per READ_PLAN, over all its topics: as many as brokers have, by default and beyond."""

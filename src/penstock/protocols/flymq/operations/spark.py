@@ -21,7 +21,12 @@ from penstock.protocols.flymq.operations.layout import (
     Label,
     Str,
 )
-from penstock.protocols.flymq.operations.limits import STAGED_ATTEMPTS_MAX, STAGED_BLOCKS_MAX, STAGES_MAX
+from penstock.protocols.flymq.operations.limits import (
+    STAGED_ATTEMPTS_MAX,
+    STAGED_BLOCKS_MAX,
+    STAGES_MAX,
+    UNSTAGED_MAX,
+)
 from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 # --- staged records ---
@@ -29,12 +34,16 @@ from penstock.protocols.flymq.operations.operation import Operation, ReplyList
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of an application: its number, the last epoch that was committed (-1: none), and the query that the application belongs to."""
+    """A run of an application: its number, the last epoch that was committed (-1: none), and the query that the application belongs to.
+    Of the topic that was named, if it exists, also the id and the number of partitions."""
 
     number: Annotated[U64, Label("run")]
     epoch: I64
     query: Annotated[Str, TAIL] = ""
     """Empty if none was named."""
+    topic_id: Annotated[Str, TAIL] = ""
+    partitions: Annotated[U32, TAIL] = 0
+    """0 if there is no such topic."""
 
 
 class BeginRun(Operation[Run], opcode=0xD2):
@@ -48,6 +57,8 @@ class BeginRun(Operation[Run], opcode=0xD2):
     """The query that writes: replies to later queries of the application name the first one. Empty for none."""
     replaces: Annotated[Bool, TAIL] = False
     """From now on the application belongs to this query."""
+    topic: Annotated[Str, TAIL] = ""
+    """A topic to describe, which need not exist. Empty for none."""
 
 
 class Stage(Operation[Bool], opcode=0xD3):
@@ -70,14 +81,26 @@ class Winner(NamedTuple):
     requests: U32
 
 
+class Unstaged(NamedTuple):
+    """Records for a topic that come with the commit of their epoch."""
+
+    topic: Str
+    topic_id: Str
+    """As BEGIN_RUN returned it: a topic that was created again gets none of them."""
+    parts: Annotated[Sequence[tuple[I32, Bytes]], AtMost(STAGED_BLOCKS_MAX), Label("blocks")]
+    """Partitions and blocks for them."""
+
+
 class StageCommit(Operation[U8], opcode=0xD4, long_lists=True):
-    """Publish what the attempts staged, once. The reply: 0 was committed before, 1 done now, 2 decided and still being published, so
-    ask again."""
+    """Publish what the attempts staged and the records that come with this request, once and together. The reply: 0 was committed before,
+    1 done now, 2 a commit of the application is decided and still being published, so ask again."""
 
     application: Str
     run: U64
     epoch: U64
     winners: Annotated[Sequence[Winner], AtMost(STAGED_ATTEMPTS_MAX), Label("attempts")]
+    unstaged: Annotated[list[Unstaged], AtMost(UNSTAGED_MAX), TAIL] = field(default_factory=list)
+    """Few records need not be staged."""
 
 
 class StageAbort(Operation[Bool], opcode=0xD5):
@@ -86,31 +109,6 @@ class StageAbort(Operation[Bool], opcode=0xD5):
     application: Str
     run: U64
     epoch: U64
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenEpoch:
-    """What the request found, the query that the application belongs to, and what came of it."""
-
-    number: Annotated[U64, Label("run")]
-    epoch: I64
-    query: Str
-    outcome: U8
-
-
-class WriteEpoch(Operation[WrittenEpoch], opcode=0xE2):
-    """BEGIN_RUN, STAGE and STAGE_COMMIT in one, for an epoch whose records fit into one request. The topic is created if it is missing.
-    The reply has the run and the last epoch (-1: none) as the request found them, and an outcome: 0 the epoch was committed before, 1 done
-    now, 2 nothing was done, because a commit of the application is still being published, so ask again."""
-
-    application: Str
-    name: Annotated[Str, Label("run")]
-    query: Str
-    replaces: Bool
-    epoch: U64
-    topic: Str
-    parts: Annotated[Sequence[tuple[I32, Bytes]], AtMost(STAGED_BLOCKS_MAX), Label("blocks")]
-    """Partitions and blocks for them."""
 
 
 # --- pipelines ---

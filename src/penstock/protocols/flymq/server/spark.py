@@ -10,7 +10,7 @@ import msgspec
 from penstock.broker.pipelines import PipelineInfo, Report
 from penstock.broker.pipelines import Stage as PipelineStage
 from penstock.broker.transactions.blocks import record_count
-from penstock.broker.transactions.entries import Place
+from penstock.broker.transactions.entries import Place, Unstaged
 from penstock.broker.transactions.entries import Winner as WinningAttempt
 from penstock.broker.transactions.staging import Committed
 from penstock.errors import PenstockError, TopicNotFound
@@ -35,9 +35,12 @@ def stage(caller: Caller, request: op.Stage, written: Written) -> None:
 @handles(op.StageCommit)
 async def commit(caller: Caller, request: op.StageCommit) -> int:
     winners = [WinningAttempt(*winner) for winner in request.winners]
+    unstaged = [Unstaged(*each) for each in request.unstaged]
     committed = await caller.broker.staging.commit(
-        caller.principal, request.application, request.run, request.epoch, winners
+        caller.principal, request.application, request.run, request.epoch, winners, unstaged
     )
+    if committed is Committed.NOW:
+        caller.stats.received_records += sum(record_count(block) for each in unstaged for _, block in each.parts)
     return committed.value
 
 
@@ -56,33 +59,19 @@ async def begin_run(caller: Caller, request: op.BeginRun) -> op.Run:
         query=request.query,
         replaces=request.replaces,
     )
-    return op.Run(entry.run, entry.epoch, entry.query)
+    topic_id, partitions = await _found(caller, request.topic)
+    return op.Run(entry.run, entry.epoch, entry.query, topic_id, partitions)
 
 
-@handles(op.WriteEpoch)
-async def write_epoch(caller: Caller, request: op.WriteEpoch) -> op.WrittenEpoch:
+async def _found(caller: Caller, topic: str) -> tuple[str, int]:
+    """The id of a topic and how many partitions it has, if it exists."""
+    if not topic:
+        return "", 0
     try:
-        return await _write_epoch(caller, request)
+        info = await caller.broker.topics.find(caller.principal, topic)
     except TopicNotFound:
-        # Not before, because an epoch that was committed once must not bring back a topic that has been deleted since.
-        await caller.broker.topics.ensure(caller.principal, request.topic)
-        return await _write_epoch(caller, request)
-
-
-async def _write_epoch(caller: Caller, request: op.WriteEpoch) -> op.WrittenEpoch:
-    run, committed = await caller.broker.staging.write(
-        caller.principal,
-        request.topic,
-        request.application,
-        request.name,
-        request.epoch,
-        request.parts,
-        query=request.query,
-        replaces=request.replaces,
-    )
-    if committed is Committed.NOW:
-        caller.stats.received_records += sum(record_count(block) for _, block in request.parts)
-    return op.WrittenEpoch(run.run, run.epoch, run.query, committed.value)
+        return "", 0
+    return info.id, info.config.partitions
 
 
 # --- pipelines ---
