@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ API_KEY = "dev-key"
 
 
 class SharedNode:
-    """One of them. The first on a log that is started leads."""
+    """One of them. The first on a log that is started leads, and owns the shard if there is one only."""
 
     def __init__(
         self, log: SharedLog, name: str, directory: Path, listeners: Mapping[str, Mapping[str, Any]], **settings: Any
@@ -42,7 +43,13 @@ class SharedNode:
 
     async def start(self) -> SharedNode:
         await self.server.start()
+        await self.owning()
         return self
+
+    async def owning(self) -> None:
+        """Wait until this node has the shards that it was given."""
+        while set(self.broker.subscriptions.owned) != set(self.engine.given_shards):
+            await asyncio.sleep(0)
 
     async def stop(self) -> None:
         await self.server.stop()

@@ -10,7 +10,7 @@ import trustme
 
 from penstock.config import Config, FlyMQListener, FujinListener
 from penstock.errors import ConfigError
-from penstock.log.api import NodeInfo
+from penstock.log.nodes import NodeInfo
 from penstock.server import Server, _advertised, _peer_limits
 
 
@@ -35,7 +35,7 @@ async def test_a_node_that_was_chosen_and_does_not_lead_yet_passes_nothing_on_to
     monkeypatch.setattr(server.engine, "nodes", lambda: nodes)
     assert server._other_leader_address("felix") is None, "datagrams would go round"
     assert server._leader_url() is None, "browsers would"
-    assert server._leader_address("cluster") == "10.0.0.1:9700", "a connection waits there until it leads"
+    assert server._owner_address(None) == "10.0.0.1:9700", "a connection waits there until it leads"
     nodes[0] = NodeInfo("another", addresses, leads=True)
     assert server._other_leader_address("felix") == "10.0.0.1:5000"
     assert server._leader_url() == "http://10.0.0.1:9600"

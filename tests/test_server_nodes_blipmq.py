@@ -1,4 +1,4 @@
-"""BlipMQ on several nodes: a client publishes on the node that it is connected to, and reads subscriptions of the one that leads."""
+"""BlipMQ on several nodes: a client publishes on the node that it is connected to, and reads subscriptions of their owner."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from penstock.protocols.blipmq.codec import (
     encode_ack,
     encode_auth,
     encode_hello,
+    encode_nack,
     encode_ping,
     encode_poll,
     encode_pong,
@@ -26,7 +27,7 @@ from penstock.protocols.blipmq.codec import (
     encode_subscribe,
     parse_id,
 )
-from penstock.protocols.blipmq.following import FrameCounter
+from penstock.protocols.blipmq.following import DRAIN, FrameFilter
 from penstock.protocols.blipmq.wire import PROTOCOL_VERSION, FrameType
 from penstock.testing.shared_log import SharedLog
 from tests.protocols.blipmq.conversation import Conversation
@@ -37,7 +38,7 @@ WRITER = Principal(CONFIGURED_KEY, frozenset(DEFAULT_ROLES))
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[list[SharedNode]]:
-    log = SharedLog(elects=True)
+    log = SharedLog(elects=True, shards=1)
     patient = {"backoff_ms": 60_000}  # nothing comes again because a test took its time
     listeners: dict[str, Any] = {"blipmq": {}}
     nodes = [await SharedNode(log, name, tmp_path, listeners, subscriptions=patient).start() for name in ("one", "two")]
@@ -185,30 +186,46 @@ async def test_a_revoked_key_opens_nothing_on_the_leader_before_the_clients_node
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 3, 13, 14, 1000])
-def test_frames_of_the_leader_are_counted_however_they_are_cut(piece_bytes: int) -> None:
-    frames = [encode_publish(number, 1, "orders", bytes(number)) for number in range(30)] + [encode_pong(1)]
-    data, counter = b"".join(frames), FrameCounter()
-    ends, counted = set(accumulate(map(len, frames))), 0
+def test_frames_of_an_owner_are_sent_on_however_they_are_cut_without_the_pong_of_its_drain(
+    piece_bytes: int,
+) -> None:
+    frames = [encode_publish(number, 1, "orders", bytes(number)) for number in range(30)]
+    frames[10:10] = [encode_pong(1), encode_pong(DRAIN)]
+    data, wanted = b"".join(frames), [*frames[:11], *frames[12:]]
+    counter = FrameFilter()
+    counter.is_draining = True
+    ends, counted, seen = {0, *accumulate(map(len, wanted))}, 0, b""
     for at in range(0, len(data), piece_bytes):
-        counted += counter.count(data[at : at + piece_bytes])
-        assert counter.inside is (min(at + piece_bytes, len(data)) not in ends)
-    assert counted == 30
+        begun, rest, deliveries = counter.feed(data[at : at + piece_bytes])
+        seen += begun + rest
+        counted += deliveries
+        assert counter.inside is (len(seen) not in ends)
+    assert (counted, seen) == (30, b"".join(wanted))
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 3, 13, 14, 30, 1000])
 def test_it_is_known_where_a_frame_ends_that_has_begun(piece_bytes: int) -> None:
     frames = [encode_publish(number, 1, "orders", bytes(number)) for number in range(30)] + [encode_pong(1)]
-    data, counter = b"".join(frames), FrameCounter()
-    ends = [0, *accumulate(map(len, frames))]
+    data, counter = b"".join(frames), FrameFilter()
+    ends, seen_bytes = [0, *accumulate(map(len, frames))], 0
     for at in range(0, len(data), piece_bytes):
-        piece = data[at : at + piece_bytes]
-        assert counter.begun_in(piece) == min(min(end for end in ends if end >= at) - at, len(piece))
-        counter.count(piece)
+        begun, rest, _ = counter.feed(data[at : at + piece_bytes])
+        assert len(begun) == 0 or seen_bytes not in ends
+        assert len(rest) == 0 or seen_bytes + len(begun) in ends
+        seen_bytes += len(begun) + len(rest)
+    assert seen_bytes == len(data)
+
+
+def test_an_owner_that_could_not_store_what_was_acknowledged_is_asked_nothing_more() -> None:
+    frames = FrameFilter()
+    frames.is_draining = True
+    with pytest.raises(OSError, match="could not be stored"):
+        frames.feed(encode_nack(DRAIN, 1, "a full disk"))
 
 
 def test_a_frame_that_is_too_long_for_one_ends_the_link() -> None:
     with pytest.raises(OSError, match="a frame of"):
-        FrameCounter().count(b"\xff" * 13)
+        FrameFilter().feed(b"\xff" * 13)
 
 
 async def test_a_publish_makes_its_topic_for_whoever_may_write_to_it(nodes: list[SharedNode]) -> None:
@@ -263,16 +280,17 @@ async def test_a_pong_says_nothing_of_a_publish_before_its_nack(nodes: list[Shar
     subscription = await talk.subscribe("orders")
     await talk.publish("orders", bytes(1_000_000))
     session: Any = talk.session
-    receive, published = session._link._received, False
+    link = session._ways[0].link
+    receive, published = link._received, False
 
     def received(data: bytes) -> None:
         nonlocal published
         receive(data)
-        if session._frames.inside and not published:
+        if session._is_inside and not published:
             published = True
             talk.say(encode_publish(77, 1, "__groups", b"never"), encode_ping(78))
 
-    session._link._received = received
+    link._received = received
     talk.say(encode_poll(5, subscription))
     assert (await heads(talk, 3))[1:] == [(FrameType.NACK, 77), (FrameType.PONG, 78)]
 

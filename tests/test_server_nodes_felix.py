@@ -39,7 +39,7 @@ TOPIC = "t1/orders"
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[list[SharedNode]]:
-    log = SharedLog(elects=True)
+    log = SharedLog(elects=True, shards=1)
     felix = {"felix": {"tokens": {"t1": "secret"}, "auth": "required"}}
     nodes = [await SharedNode(log, name, tmp_path, felix).start() for name in ("one", "two")]
     await nodes[0].broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
@@ -70,9 +70,9 @@ def poll(number: int, **given: Any) -> GroupPoll:
     return GroupPoll(**{**GROUP, **given}, max_records=10, request_id=number)
 
 
-def settle(kind: type[GroupAck | GroupNack], offset: int | None, number: int) -> GroupAck | GroupNack:
+def settle(kind: type[GroupAck | GroupNack], offset: int | None, number: int, **given: Any) -> GroupAck | GroupNack:
     assert offset is not None
-    return kind(**GROUP, offset=offset, request_id=number)
+    return kind(**{**GROUP, **given}, offset=offset, request_id=number)
 
 
 async def records(talk: Talk, request: GroupPoll) -> dict[int, bytes]:
@@ -220,7 +220,7 @@ async def test_a_request_fails_whose_leader_is_lost_and_the_next_one_is_answered
         await one.stop()
         lost = await talk.reply()
         assert isinstance(lost, Error)
-        assert "no answer came from the node that leads" in lost.message
+        assert "no answer came from the node that was asked" in lost.message
         await until(lambda: two.broker.leading.leads)
         assert await records(talk, poll(3)) == {offset: b"a"}
         await client.send("orders", b"b")
@@ -265,7 +265,7 @@ async def test_a_tenant_is_kept_from_others_on_any_node(nodes: list[SharedNode])
 
 
 async def test_an_answer_has_the_form_that_its_client_takes_by_then(tmp_path: Path) -> None:
-    log = SharedLog(elects=True)
+    log = SharedLog(elects=True, shards=1)
     nodes = [await SharedNode(log, name, tmp_path, {"felix": {"auth": "none"}}).start() for name in ("one", "two")]
     answers: list[list[Any]] = []
     for node in nodes:
@@ -348,3 +348,27 @@ async def test_a_value_that_nobody_reads_needs_no_room(
             while talk.stream.held_bytes:
                 await asyncio.sleep(0)
         talk.close()
+
+
+async def test_a_stream_asks_the_owners_of_all_its_groups(tmp_path: Path) -> None:
+    log = SharedLog(elects=True, shards=4)
+    felix = {"felix": {"tokens": {"t1": "secret"}, "auth": "required"}}
+    nodes = [await SharedNode(log, name, tmp_path, felix).start() for name in ("one", "two")]
+    for node in nodes:
+        await until(lambda node=node: len(node.broker.subscriptions.owned) == 2)  # type: ignore[misc]
+    streams = [f"s{number}" for number in range(8)]
+    for stream in streams:
+        await nodes[0].broker.topics.create(ANONYMOUS, f"t1/{stream}", TopicConfig())
+    async with connected(nodes[0]) as client:
+        offsets = {stream: await client.send(stream, stream.encode()) for stream in streams}
+    for number, node in enumerate(nodes):
+        talk = await talk_to(node)
+        for stream, offset in offsets.items():
+            group: dict[str, Any] = {"stream": stream, "group": f"g{number}"}
+            assert await records(talk, poll(2, **group, wait_ms=20_000)) == {offset: stream.encode()}
+            assert isinstance(await talk.ask(settle(GroupAck, offset, 3, **group)), CacheOk)
+        talk.close()
+    assert [len(node.broker.subscriptions) > 0 for node in nodes] == [True, True]
+    assert sum(len(node.broker.subscriptions) for node in nodes) == 16
+    for node in reversed(nodes):
+        await node.stop()

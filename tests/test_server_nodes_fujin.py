@@ -14,7 +14,7 @@ from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.deliveries.subscription import Subscription
 from penstock.errors import PenstockError
 from penstock.protocols.fujin.client.client import AsyncFujinClient
-from penstock.protocols.leader_link import READ_BYTES
+from penstock.protocols.node_link import READ_BYTES
 from penstock.record_headers import decode_headers
 from penstock.testing.shared_log import SharedLog
 from tests.protocols.fujin.memory import MemoryConnection, MemoryStream
@@ -23,7 +23,7 @@ from tests.shared_nodes import SharedNode
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[list[SharedNode]]:
-    log = SharedLog(elects=True)
+    log = SharedLog(elects=True, shards=1)
     nodes = [await SharedNode(log, name, tmp_path, {"fujin": {}}).start() for name in ("one", "two")]
     yield nodes
     for node in reversed(nodes):
@@ -211,7 +211,7 @@ async def test_a_topic_name_is_refused_in_the_same_words_on_either_node(nodes: l
 
 
 async def test_nothing_is_passed_on_for_clients_that_must_log_in_and_have_not(tmp_path: Path) -> None:
-    log = SharedLog(elects=True)
+    log = SharedLog(elects=True, shards=1)
     required = {"fujin": {"auth": "required"}}
     nodes = [await SharedNode(log, name, tmp_path, required).start() for name in ("one", "two")]
     peers: Any = nodes[0].server._peers
@@ -228,7 +228,7 @@ async def test_nothing_is_passed_on_for_clients_that_must_log_in_and_have_not(tm
 
 
 async def test_headers_are_taken_in_a_transaction_on_either_node(tmp_path: Path) -> None:
-    log = SharedLog(elects=True)
+    log = SharedLog(elects=True, shards=1)
     table = {"fujin": {"write_form": "table"}}
     nodes = [await SharedNode(log, name, tmp_path, table).start() for name in ("one", "two")]
     names = (b"", b"trace", b"x" * 2000)

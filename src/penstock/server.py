@@ -1,7 +1,7 @@
 """Assembles and runs one node: log, broker, one listener per protocol, admin address.
 
-Of several nodes on one log, one leads. The others pass on to it what they cannot answer: requests of FlyMQ and frames of BlipMQ one by
-one, streams of Fujin, and requests of Felix. A node that leads no more stops and starts again.
+Of several nodes on one log, one leads, and each owns shards of the subscriptions. They pass on what another has to answer: requests of
+FlyMQ and frames of BlipMQ one by one, streams of Fujin, and requests of Felix. A node whose place another has taken stops and starts again.
 
 Parts start from the inside out and stop in reverse, also when one of them fails to start. Stopping first lets requests in flight
 be answered, which needs the broker; the broker then finishes, which needs the log; the log commits what it was given and closes.
@@ -51,7 +51,7 @@ from penstock.net.tcp import TcpListener
 from penstock.net.tls import client_context, server_context
 from penstock.protocols.dissectors import DISSECTORS
 from penstock.protocols.felix.following import NodeFelix
-from penstock.protocols.flymq.server.forwarding import LeaderOperations
+from penstock.protocols.flymq.server.forwarding import NodeOperations
 from penstock.protocols.fujin.following import NodeFujin
 from penstock.quic.settings import DATAGRAM_BYTES, DATAGRAM_BYTES_LOOPBACK
 from penstock.quic.tls import TlsSettings
@@ -100,8 +100,7 @@ class Server:
         self.node = NODE_ID if config.cluster is None else _node_name(config.cluster)
         self.engine: Engine
         if config.engine == "kafka":
-            node = None if config.cluster is None else self.node
-            self.engine = _kafka_engine(config, self._clock, background, node)
+            self.engine = _kafka_engine(config, self._clock, background, self.node)
         else:
             self.engine = EmbeddedEngine(
                 config.data_dir,
@@ -135,7 +134,7 @@ class Server:
         self.needs_setup = False
         """Whether a login is required and nobody could log in when it started."""
         self.deposed = asyncio.Event()
-        """Set when this node has led and does not any more: what is left is to stop it."""
+        """Set when another node has taken the place of this one, as the one that leads or as an owner: what is left is to stop it."""
         self._dialer: Dialer | None = None
         self._sources: dict[str, SessionSource | QuicSessionSource] = {}
         self._peers: TcpListener | None = None
@@ -202,11 +201,12 @@ class Server:
     # -- other nodes ------------------------------------------------------------------------------------------------------
 
     def _meet_nodes(self, parts: AsyncExitStack, cluster: Cluster, tls: ssl.SSLContext | None) -> None:
-        """Have the node that leads answer what this one does not, as long as there is another."""
+        """Have others answer what this node does not: the one that leads, and the owners of shards."""
         secret = cluster.secret.get_secret_value().encode()
         reserved = self.config.limits.descriptors_reserved
-        self._dialer = Dialer(secret, partial(self._leader_address, "cluster"), tls, descriptors_reserved=reserved)
-        self.broker.topics.leader = LeaderOperations(self._dialer)
+        self._dialer = Dialer(secret, self._owner_address, tls, descriptors_reserved=reserved)
+        operations = NodeOperations(self._dialer)
+        self.broker.topics.leader = self.broker.subscriptions.owners = operations
 
         def changed() -> None:
             if self.engine.deposed is not None:
@@ -217,6 +217,15 @@ class Server:
 
     def _leader_address(self, listener: str) -> str | None:
         return next((node.addresses.get(listener) for node in self.engine.nodes() if node.leads), None)
+
+    def _owner_address(self, shard: int | None) -> str | None:
+        """Where the node that owns a shard is for other nodes, or for None the one that leads."""
+        if shard is None:
+            return self._leader_address("cluster")
+        return next((node.addresses.get("cluster") for node in self.engine.nodes() if shard in node.shards), None)
+
+    def _serves(self, shard: int | None) -> bool:
+        return self.broker.leading.leads if shard is None else self.broker.subscriptions.owns(shard)
 
     def _other_leader_address(self, listener: str) -> str | None:
         """The same; None while it is this node that was chosen and does not lead yet, which must not pass on to itself."""
@@ -237,7 +246,7 @@ class Server:
         self._peers = TcpListener(
             "cluster",
             cluster.bind,
-            lambda connection: PeerSession(connection, secret, factories, lambda: self.broker.leading.leads),
+            lambda connection: PeerSession(connection, secret, factories, self._serves),
             _peer_limits(self.config),
             tls,
             clock=self._clock,
@@ -394,7 +403,7 @@ def _admin_settings(config: Config, settings: Admin) -> AdminSettings:
     )
 
 
-def _kafka_engine(config: Config, clock: Clock, background: Background, node: str | None) -> Engine:
+def _kafka_engine(config: Config, clock: Clock, background: Background, node: str) -> Engine:
     """Raises ConfigError if the extra is not installed."""
     from penstock.log.kafka.engine import KafkaEngine
 
@@ -403,7 +412,8 @@ def _kafka_engine(config: Config, clock: Clock, background: Background, node: st
         config.kafka,
         clock=clock,
         background=background,
-        node=node,
+        node=None if config.cluster is None else node,
+        shards=1 if config.cluster is None else config.cluster.shards,
         tail_bytes_per_partition=config.log.tail_bytes_per_partition,
         tail_bytes_max=config.log.tail_bytes_max,
     )

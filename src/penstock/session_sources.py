@@ -69,7 +69,7 @@ class ListenerContext:
     node: str
     """The name of this node."""
     dialer: Dialer | None
-    """Connects to the node that leads, where there are several."""
+    """Connects to other nodes, where there are several."""
 
 
 def _flymq(given: ListenerContext) -> FlyMQ:
@@ -78,7 +78,7 @@ def _flymq(given: ListenerContext) -> FlyMQ:
         given.broker,
         clock=given.clock,
         node=Node(given.node, given.address),
-        dial_leader=given.dialer,
+        dial_node=given.dialer,
         principal=ANONYMOUS if given.settings.auth == "none" else UNAUTHENTICATED,
         login_required=given.settings.auth == "required" and not given.config.access.allow_anonymous,
         dialect=Dialect(given.settings.dialect),

@@ -23,7 +23,7 @@ from penstock.broker.access.logins import LoginStats
 from penstock.broker.cache.cache import CacheStats
 from penstock.broker.deliveries.admin import SubscriptionStatus
 from penstock.broker.deliveries.deadletters import DeadLetterStats
-from penstock.broker.deliveries.subscriptions import SubscriptionStats
+from penstock.broker.deliveries.restoring import SubscriptionStats
 from penstock.broker.groups.lag import GroupLag, LagReport
 from penstock.broker.groups.offsets import GroupStats
 from penstock.broker.idempotence.producers import ProducerStats

@@ -84,4 +84,5 @@ async def publish_qos0(broker: Broker, topic: str, values: list[bytes]) -> None:
 
 async def write_dead_letters(broker: Broker) -> None:
     """Write a batch of dead letters of every subscription that has some to write, as the background loop does."""
-    await broker.subscriptions._writer.dead_letter_exhausted()
+    for shard in broker.subscriptions._shards.values():
+        await shard.writer.dead_letter_exhausted()

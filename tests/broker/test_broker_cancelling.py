@@ -13,7 +13,7 @@ from penstock.broker.access.audit import AuditQuery
 from penstock.broker.access.checks import ANONYMOUS, SYSTEM
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.deadletter_entries import FailedRecord
-from penstock.broker.deliveries.subscriptions import SUBSCRIPTIONS_TOPIC
+from penstock.broker.deliveries.shards import SUBSCRIPTIONS_TOPIC
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.schedule.schedule import Scheduled
 from penstock.broker.schedule.schedule_log import ScheduleLog
@@ -117,7 +117,7 @@ async def test_a_subscription_is_stored_and_known_or_neither(broker: Broker, eng
         waited = await cancelled_at(step, broker.subscriptions.subscribe(WHO, f"t{step}", 1, name="g"))
         await broker.background.finish()
         again = await broker.subscriptions.subscribe(WHO, f"t{step}", 1, name="g")
-        stored = {key for key, value in broker.subscriptions._table.items() if value.topic == f"t{step}"}
+        stored = {key for key, value in broker.subscriptions._shards[0].stored() if value.topic == f"t{step}"}
         assert stored == {again.id}
         return waited
 

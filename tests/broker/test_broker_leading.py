@@ -44,11 +44,14 @@ class Direct:
 
 @pytest.fixture(params=range(3), ids="seed {}".format)
 async def nodes(request: pytest.FixtureRequest, clock: ManualClock) -> AsyncIterator[list[Node]]:
-    log = SharedLog(elects=True)
+    log = SharedLog(elects=True, shards=1)
     nodes = [Node(log, clock, 3 * request.param + number) for number in range(3)]
     for node in nodes:
         await node.engine.start()
     await asyncio.gather(*(node.broker.start() for node in reversed(nodes)))
+    for node in nodes:
+        node.engine.announce({"cluster": "here"})
+    await until(lambda: nodes[0].broker.subscriptions.owns(0))
     yield nodes
     for node in nodes:
         await node.stop()
@@ -108,7 +111,7 @@ async def test_deliveries_and_delayed_records_continue_at_the_successor(nodes: l
     one.schedule.add(WHO, "orders", 0, b"later", delay_ms=1000, done=lambda _: accepted.set())
     await accepted.wait()
     await nodes[0].stop()
-    await until(lambda: two.leading.leads)
+    await until(lambda: two.leading.leads and two.subscriptions.owns(0))
     again = await subscribe(two, name="shop")
     assert again.id == subscription.id
     clock.advance(2)
@@ -126,7 +129,7 @@ async def test_what_a_node_decides_that_was_replaced_is_refused(nodes: list[Node
     transaction = one.transactions.begin(WHO)
     one.transactions.produce(WHO, "orders", transaction, 0, [b"never"], done=lambda _: None)
     nodes[0].engine.log.depose(nodes[0].engine)
-    await until(lambda: two.leading.leads)
+    await until(lambda: two.leading.leads and two.subscriptions.owns(0))
     assert not one.leading.leads
     with pytest.raises(NotWritten):
         await one.transactions.commit(WHO, transaction)

@@ -3,15 +3,15 @@
     python -m tests.crash.cluster_faults --rounds 22
 
 Five channels send numbered values over the five protocols; two more send transactions without a pause. Each has a client that knows all
-nodes and begins with one of its own. An idempotent producer at each node
-sends over one client from beginning to end, and readers at each node acknowledge what one subscription of BlipMQ delivers. In each round
-one part fails: a broker of Kafka is killed, at random or the one that coordinates a transaction that has just begun; the node that leads is
-killed, or one that follows; the node that leads is stopped (SIGSTOP) until another has taken its place, and continued; the network between
-it and Kafka is cut for as long; or that of one that follows, for a while; or that between the node that leads and the other nodes, while
-all of them reach Kafka. And all nodes are stopped (SIGTERM) and started again, one after the other, a round each, as for an upgrade: then a
+nodes and begins with one of its own. An idempotent producer at each node sends over one client from beginning to end, and readers at each
+node acknowledge what one subscription of BlipMQ delivers. In each round one part fails: a broker of Kafka is killed, at random or the one
+that coordinates a transaction that has just begun; the node that leads is killed, or one that follows; the node that leads is stopped
+(SIGSTOP) until another has taken its place, and continued; the network between it and Kafka is cut for as long; or one that follows, and
+owns subscriptions, is cut off or stopped for a while; or the network between the node that leads and the other nodes is cut, while all of
+them reach Kafka. And all nodes are stopped (SIGTERM) and started again, one after the other, a round each, as for an upgrade: then a
 channel may lose its connection or an open transaction, and sees no other error. Before other rounds, channels return to their own node. The
-answers to idempotent producers are held back before the fault, and their connections are reset after it. The
-part is back before the next round. A round ends when every channel has been answered since the fault; how long that took is printed.
+answers to idempotent producers are held back before the fault, and their connections are reset after it. The part is back before the next
+round. A round ends when every channel has been answered since the fault; how long that took is printed.
 
 At the end the node that leads is killed once more. Every acknowledged value must be there, twice only if its sender sent it again without
 the number of an idempotent producer, and every transaction as a whole. Every value must have been delivered, and none whose acknowledgement
@@ -110,6 +110,7 @@ FAULTS: Final = (
     "transaction_coordinator_killed",
     "leading_node_cut_off",
     "following_node_cut_off",
+    "following_node_frozen",
     "leading_node_unreachable_for_nodes",
 )
 """Methods of `Faults`."""
@@ -258,6 +259,11 @@ class Faults:
         node = self._following().data_dir.name
         self._links.cut(node)
         return partial(self._later, partial(self._links.mend, node))
+
+    def following_node_frozen(self) -> Repair:
+        node = self._following()
+        node.pause()
+        return partial(self._later, node.resume)
 
     def leading_node_unreachable_for_nodes(self) -> Repair:
         node = leader_of(self._nodes).data_dir.name

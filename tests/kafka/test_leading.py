@@ -105,7 +105,9 @@ async def test_a_node_that_is_taken_for_dead_is_fenced(nodes: list[KafkaEngine])
     assert membership._loop is not None
     await membership._loop.cancel()
     await until(two, lambda: two.leads)
-    with pytest.raises(NotWritten, match=r"another Penstock node leads.*connect again, to any node$"):
+    with pytest.raises(
+        NotWritten, match=r"another Penstock node has the place of this one.*connect again, to any node$"
+    ):
         await append(one.partition("__claimed", 0), [b"too late"])
     assert one.deposed is not None
     assert not one.leads

@@ -108,7 +108,7 @@ async def test_what_a_dead_node_left_open_holds_nobody_up(storage: Cluster) -> N
     engine = await storage.open()
     one, two = await make_partition(engine, "one"), await make_partition(engine, "two")
     await append(one, [b"before"])
-    dying = engine._transactions
+    dying = engine._lead.transactions
 
     replaced = asyncio.Event()
 

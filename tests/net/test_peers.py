@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import trustme
 
@@ -44,18 +45,22 @@ class Echo:
 class Leader:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.leads = True
+        self.shards = {3}
         self.clock = ManualClock()
         factories = {"blipmq": lambda connection, _: Echo(connection)}
         self.listener = TcpListener(
             "cluster",
             "127.0.0.1:0",
-            lambda connection: PeerSession(connection, SECRET, factories, lambda: self.leads),
+            lambda connection: PeerSession(connection, SECRET, factories, self.serves),
             tls=tls,
             clock=self.clock,
         )
 
+    def serves(self, shard: int | None) -> bool:
+        return self.leads if shard is None else shard in self.shards
+
     def dialer(self, secret: bytes = SECRET, tls: ssl.SSLContext | None = None) -> Dialer:
-        return Dialer(secret, lambda: self.listener.address, tls, dial_s_max=0.3)
+        return Dialer(secret, lambda _: self.listener.address, tls, dial_s_max=0.3)
 
 
 @asynccontextmanager
@@ -102,6 +107,20 @@ async def test_a_node_that_does_not_lead_takes_no_clients(leader: Leader) -> Non
         await leader.dialer().dial(CLIENT)
 
 
+async def test_a_node_serves_a_shard_for_as_long_as_it_owns_it(leader: Leader) -> None:
+    for_shard = msgspec.structs.replace(CLIENT, shard=3)
+    reader, writer = await leader.dialer().dial(for_shard)
+    await reader.readline()
+    writer.write(b"hello\n")
+    assert await reader.readline() == b"hello\n"
+    leader.shards.clear()
+    writer.write(b"hello\n")
+    assert await reader.read() == b"", "whoever owns it now is asked instead"
+    writer.close()
+    with pytest.raises(NotLeading, match=r"no node that owns shard 3 is reached: .*it does not own it now"):
+        await leader.dialer().dial(for_shard)
+
+
 async def test_a_connection_that_introduces_nobody_is_closed(leader: Leader) -> None:
     reader, writer = await asyncio.open_connection(*leader.listener.address.split(":"))
     await reader.readexactly(NONCE_BYTES)
@@ -116,7 +135,7 @@ async def test_a_node_that_was_replaced_while_it_accepted_is_not_returned(leader
     """It may be frozen, and nobody would notice that another leads than the one that is asked."""
     address = leader.listener.address
     known = iter([address, address, "another, for a moment"])
-    dialer = Dialer(SECRET, lambda: next(known, address), None)
+    dialer = Dialer(SECRET, lambda _: next(known, address), None)
     reader, writer = await dialer.dial(CLIENT)
     assert await reader.readline() == b"blipmq 192.0.2.7:1234 CN=ada\n"
     assert leader.listener.stats.connections_total == 2
@@ -130,7 +149,7 @@ async def test_a_node_that_is_frozen_is_waited_for_no_longer_than_it_leads(
     monkeypatch.setattr("penstock.net.peers.ANSWER_S_MAX", 3600.0)
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # its kernel takes connections
         address = "{}:{}".format(*frozen.getsockname())
-        dialing = asyncio.ensure_future(Dialer(SECRET, lambda: address, None, dial_s_max=3600).dial(CLIENT))
+        dialing = asyncio.ensure_future(Dialer(SECRET, lambda _: address, None, dial_s_max=3600).dial(CLIENT))
         accepted, _ = await asyncio.get_running_loop().run_in_executor(None, frozen.accept)
         address = leader.listener.address
         reader, writer = await dialing
@@ -196,7 +215,7 @@ async def test_a_node_with_tls_says_what_to_check_if_the_other_has_none(tmp_path
 async def test_descriptors_that_are_reserved_for_the_log_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = Leader()
     await leader.listener.start()
-    dialer = Dialer(SECRET, lambda: leader.listener.address, None, descriptors_reserved=64, dial_s_max=0.3)
+    dialer = Dialer(SECRET, lambda _: leader.listener.address, None, descriptors_reserved=64, dial_s_max=0.3)
     with socket.socket() as last, monkeypatch.context() as patched:
         patched.setattr("resource.getrlimit", lambda _: (last.fileno() + 2, last.fileno() + 2))
         with pytest.raises(NotLeading, match="too many files are open here"):

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import NotLeading, ProtocolViolation
 from penstock.net.quic_session import Stream
-from penstock.net.session import Streams
+from penstock.net.session import Introduction, Streams
 from penstock.protocols.stream_link import (
     FRAME_BYTES_MAX,
     LOOK_S,
@@ -129,18 +129,25 @@ def test_what_is_no_frame_is_refused(head: bytes) -> None:
         list(FrameReader().feed(head))
 
 
+CLIENT = Introduction("fujin", "192.0.2.7:1234")
+
+
 async def test_it_is_looked_ever_less_often_what_has_arrived_at_a_client_that_takes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def dial() -> Streams:
-        raise NotLeading("nobody leads")
+    class Unreached:
+        def owner(self, shard: int | None) -> None:
+            return None
+
+        async def dial(self, introduction: Introduction) -> Streams:
+            raise NotLeading("nobody leads")
 
     delays: list[float] = []
     monkeypatch.setattr(StreamLink, "_look_after", lambda _, delay_s: delays.append(delay_s))
     stream: Any = SimpleNamespace(
         unacknowledged_bytes=100, listener="fujin", peer="192.0.2.1:1", release=lambda _: None
     )
-    link: Any = StreamLink(stream, lambda: None, dial, answered=lambda _: None, ended=lambda _: None)
+    link: Any = StreamLink(stream, Unreached(), CLIENT, answered=lambda _: None, ended=lambda _: None)
     link._received(encode(Kind.DATA, bytes(100)))
     for _ in range(6):
         link._look(delays[-1])

@@ -22,7 +22,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.cache.cache import CacheStats
 from penstock.broker.deliveries.admin import SubscriptionStatus
 from penstock.broker.deliveries.deadletters import DeadLetterStats
-from penstock.broker.deliveries.subscriptions import SubscriptionStats
+from penstock.broker.deliveries.restoring import SubscriptionStats
 from penstock.broker.groups.lag import LagReport
 from penstock.broker.groups.offsets import GroupStats
 from penstock.broker.idempotence.producers import ProducerStats

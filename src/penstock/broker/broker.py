@@ -147,9 +147,9 @@ class Broker:
                 self.dead_letters,  # before anything is appended to the topics of dead letters
                 self.staging,
                 self.schedule,
-                self.subscriptions,
                 self.pipelines,
             ),
+            sharded=self.subscriptions,
         )
 
     async def start(self) -> None:

@@ -1,6 +1,6 @@
 """The cluster that a broker belongs to: one node that leads every partition, or the nodes that share a log in Apache Kafka.
 
-Of those every one serves every partition; the one that leads decides for all.
+Of those every one serves every partition, and owns shards of the subscriptions; the one that leads decides for all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, NoReturn
 from penstock.broker.access.checks import Operation, Principal, on_broker
 from penstock.broker.part import Part
 from penstock.errors import NotSupported
-from penstock.log.api import NodeInfo
+from penstock.log.nodes import NodeInfo
 from penstock.names import is_internal
 
 NAME: Final = "standalone"
@@ -26,6 +26,8 @@ class ClusterStatus(NamedTuple):
     partitions: int
     partitions_failed: int
     """Those that refuse writes."""
+    owners: Sequence[str | None] = ()
+    """The node that owns each shard, None where nobody does now; empty where the log is not shared."""
 
 
 class Cluster(Part):
@@ -37,7 +39,9 @@ class Cluster(Part):
         visible = [info for info in infos if not is_internal(info.name)]
         nodes = self._engine.nodes()
         name = SHARED_NAME if nodes else NAME
-        return ClusterStatus(name, nodes, len(visible), sum(info.config.partitions for info in visible), failed)
+        by_shard = {shard: node.id for node in nodes for shard in node.shards}
+        owners = [by_shard.get(shard) for shard in range(self._engine.shards or 0)]
+        return ClusterStatus(name, nodes, len(visible), sum(info.config.partitions for info in visible), failed, owners)
 
     @on_broker(Operation.ADMIN)
     def join(self, principal: Principal, peer: str) -> NoReturn:

@@ -1,18 +1,22 @@
 """What a broker does as one of several nodes on a log.
 
-One node leads: it alone has the parts that keep in memory what must be known in one place only (deliveries, delayed records, transactions,
-members of groups), and it makes all decisions. The others follow users, ACLs, schemas, keys, offsets and topics, and serve records. They
-pass on the rest. A broker on a log of its own always leads.
+One node leads: it alone has the parts that keep in memory what must be known in one place only (delayed records, transactions, members of
+groups), and it makes all decisions. The others follow users, ACLs, schemas, keys, offsets and topics, and serve records. They pass on
+the rest. A broker on a log of its own always leads.
+
+What is done for topics one by one is divided into shards, of which every node owns some (`Sharded`); a broker on a log of its own owns all.
+A shard that goes to another node is lost first, so that what was answered here is stored.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from penstock.background import Background, Loop
 from penstock.broker.access.checks import Principal
+from penstock.broker.table import AWAIT_LEADER_S
 from penstock.log.api import Engine, TopicConfig
 from penstock.log.watchers import Watchers
 
@@ -48,6 +52,30 @@ class Led(Protocol):
     async def close(self) -> None: ...
 
 
+class Sharded(Protocol):
+    """A part whose work is divided into shards."""
+
+    async def start(self) -> None: ...
+
+    async def divide(self) -> int:
+        """Divide the log unless it is, for the node that leads; returns the number of shards."""
+
+    async def is_divided(self) -> bool:
+        """Whether shards can be owned."""
+
+    @property
+    def owned(self) -> Collection[int]:
+        """The shards that were gained and not lost."""
+
+    async def gain(self, number: int) -> None:
+        """Load a shard that this node has claimed, and work on it."""
+
+    async def lose(self, number: int) -> None:
+        """Work on a shard no more, and store what was answered. Raises if that fails, and is tried again."""
+
+    async def close(self) -> None: ...
+
+
 class Leading:
     """Starts and closes the parts of a broker as its node follows and leads."""
 
@@ -59,6 +87,7 @@ class Leading:
         tidied: Sequence[Tidied],
         followed: Sequence[Followed],
         led: Sequence[Led],
+        sharded: Sharded,
     ) -> None:
         """`led` are started in their order, and closed in the reverse of it."""
         self._engine = engine
@@ -67,10 +96,12 @@ class Leading:
         self._followed = [*followed[:1], *tidied, *followed[1:]]
         self._to_lead = list(led)
         self._led: list[Led] = []
+        self._sharded = sharded
+        self._owning: Loop | None = None
         self._is_loaded = False
         self._watchers: Watchers[[]] = Watchers("lead")
         self._beginning: Loop | None = None
-        self._stop_watching: Callable[[], None] = lambda: None
+        self._stop_watching: list[Callable[[], None]] = []
 
     @property
     def leads(self) -> bool:
@@ -84,19 +115,27 @@ class Leading:
     async def start(self) -> None:
         for part in self._followed:
             await part.start()
+        await self._sharded.start()
         if self._engine.leads:
             await self._lead()
         else:
             self._beginning = self._background.loop("lead", self._lead_if_chosen, first_s=0)
-            self._stop_watching = self._engine.watch_nodes(self._beginning.wake)
+            self._stop_watching.append(self._engine.watch_nodes(self._beginning.wake))
+        if self._engine.shards is not None:
+            await self._sharded.is_divided()  # raises if it is divided otherwise
+            self._owning = self._background.loop("shards", self._own_given, first_s=0)
+            self._stop_watching.append(self._engine.watch_nodes(self._owning.wake))
 
     async def stop_watching(self) -> None:
         """Begin to lead no more."""
-        self._stop_watching()
-        if self._beginning is not None:
-            await self._beginning.cancel()
+        for stop in self._stop_watching:
+            stop()
+        for loop in (self._beginning, self._owning):
+            if loop is not None:
+                await loop.cancel()
 
     async def close_led(self) -> None:
+        await self._sharded.close()
         while self._led:
             await self._led.pop().close()
 
@@ -127,5 +166,28 @@ class Leading:
         while self._to_lead:
             await self._to_lead[0].start()
             self._led.append(self._to_lead.pop(0))
+        shards = await self._sharded.divide()
+        if self._engine.shards is None:
+            for shard in range(shards):
+                await self._sharded.gain(shard)
+        elif self._owning is not None:
+            self._owning.wake()
         self._is_loaded = True
         self._watchers.notify()
+
+    async def _own_given(self) -> float | None:
+        """Give up what another node is to have, and own what this one is. Returns the seconds until that is to be looked at again."""
+        engine, sharded = self._engine, self._sharded
+        if engine.deposed is not None:
+            return None
+        for shard in range(engine.shards or 0):
+            if shard not in engine.given_shards:
+                await sharded.lose(shard)
+                await engine.release_shard(shard)
+        for shard in sorted(engine.given_shards):
+            if not await sharded.is_divided():
+                return AWAIT_LEADER_S
+            if shard in engine.given_shards and shard not in sharded.owned:
+                await engine.claim_shard(shard)
+                await sharded.gain(shard)
+        return None

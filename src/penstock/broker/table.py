@@ -1,4 +1,4 @@
-"""A table: keys and values that live in one compacted internal topic and, once committed, in memory.
+"""A table: keys and values that live in one partition of a compacted internal topic and, once committed, in memory.
 
 The log is the only database. A table reads its topic at start, follows it from then on, and answers from memory. A change is a record with
 the same key (no value: deleted). It shows in memory when its commit has come back, never before, and its writer is answered after that. So
@@ -62,8 +62,8 @@ _Value = TypeVar("_Value")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
-async def ensure_internal_topic(engine: Engine, topic: str, config: TopicConfig) -> Partition:
-    """Return partition 0 of an internal topic. One that is missing is created by the node that leads, and awaited by the others."""
+async def ensure_internal_topic(engine: Engine, topic: str, config: TopicConfig, index: int = 0) -> Partition:
+    """Return a partition of an internal topic. One that is missing is created by the node that leads, and awaited by the others."""
     while topic not in engine.topics():
         if engine.leads:
             with suppress(TopicExists):  # another node was quicker
@@ -71,16 +71,16 @@ async def ensure_internal_topic(engine: Engine, topic: str, config: TopicConfig)
         else:
             await asyncio.sleep(AWAIT_LEADER_S)
             await engine.catch_up()
-    return engine.partition(topic, 0)
+    return engine.partition(topic, index)
 
 
-async def read_state(engine: Engine, topic: str) -> AsyncIterator[Block]:
-    """Yield the blocks of an internal topic.
+async def read_state(engine: Engine, topic: str, index: int = 0) -> AsyncIterator[Block]:
+    """Yield the blocks of a partition of an internal topic.
 
     Raises CorruptBlock at damage, because the broker must not start with a part of its state unnoticed. If the operator has accepted
     gaps, what cannot be read is logged and left out.
     """
-    partition = engine.partition(topic, 0)
+    partition = engine.partition(topic, index)
     await partition.follow()
     offset = partition.start_offset
     while True:
@@ -122,15 +122,18 @@ class Table(Generic[_Key, _Value]):
         value_bytes_max: int = VALUE_BYTES_MAX,
         on_change: Callable[[_Key, _Value | None], None] | None = None,
         shared: bool = False,
+        partition: int = 0,
         background: Background | None = None,
     ) -> None:
         """`limit` names the setting that bounds the entries. A `shared` table is changed by every node, and of two changes of a key the
-        last one in the log counts. Others are changed by the node that leads."""
+        last one in the log counts. Others are changed by the node that leads, or by the owner of a shard, which has the number of the
+        partition."""
         assert is_internal(topic), f"table topic {topic} must be internal"
         if shared:
             engine.share(topic)
         self.topic = topic
         self._engine = engine
+        self._index = partition
         self._partition: Partition | None = None
         self._key_decoder = msgspec.msgpack.Decoder(key_type)
         self._value_decoder = msgspec.msgpack.Decoder(value_type)
@@ -271,8 +274,8 @@ class Table(Generic[_Key, _Value]):
 
         Raises CorruptBlock if a part of it cannot be read (`read_state`).
         """
-        partition = await ensure_internal_topic(self._engine, self.topic, TABLE_CONFIG)
-        async for block in read_state(self._engine, self.topic):
+        partition = await ensure_internal_topic(self._engine, self.topic, TABLE_CONFIG, self._index)
+        async for block in read_state(self._engine, self.topic, self._index):
             self._load_block(block)
         self._applied_end = partition.committed_end
         self._partition = partition

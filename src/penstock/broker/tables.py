@@ -12,8 +12,8 @@ import msgspec
 from penstock.broker.access.api_keys import KEYS_TOPIC, ApiKey
 from penstock.broker.access.directory import ACLS_TOPIC, ROLES_TOPIC, USERS_TOPIC, Acl, Role, User
 from penstock.broker.deliveries.deadletters import DEADLETTERS_TOPIC, MarkKey
+from penstock.broker.deliveries.shards import SUBSCRIPTIONS_TOPIC
 from penstock.broker.deliveries.stored import StoredSubscription
-from penstock.broker.deliveries.subscriptions import SUBSCRIPTIONS_TOPIC
 from penstock.broker.groups.coordinator import MEMBERS_TOPIC
 from penstock.broker.groups.membership import MemberKey, StoredMember
 from penstock.broker.groups.offsets import GROUPS_TOPIC, CommittedOffset, OffsetKey

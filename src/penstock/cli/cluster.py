@@ -1,6 +1,8 @@
-"""`penstock cluster`: the nodes that share a log, and which one leads."""
+"""`penstock cluster`: the nodes that share a log, which one leads, and who owns which shards."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import typer
 
@@ -10,7 +12,8 @@ from penstock.cli.options import wants_json
 
 
 def cluster(context: typer.Context) -> None:
-    """List the nodes of the cluster, and which one leads.
+    """List the nodes of the cluster, which one leads, and the shards of
+    subscriptions that each owns.
 
     A broker with the embedded engine, or without [cluster] in its
     configuration, is the only node.
@@ -26,7 +29,13 @@ def cluster(context: typer.Context) -> None:
             {
                 "name": found.name,
                 "nodes": [
-                    {"id": node, "address": address, "state": state, "leads": node == found.leader}
+                    {
+                        "id": node,
+                        "address": address,
+                        "state": state,
+                        "leads": node == found.leader,
+                        "shards": _shards(found.owners, node),
+                    }
                     for node, address, state in found.nodes
                 ],
                 "topics": found.topics,
@@ -36,11 +45,23 @@ def cluster(context: typer.Context) -> None:
         )
         return
     terminal.print_table(
-        ["node", "address", "state", "role"],
+        ["node", "address", "state", "role", "shards"],
         [
-            (terminal.name(node), terminal.visible(address), state, "leads" if node == found.leader else "follows")
+            (
+                terminal.name(node),
+                terminal.visible(address),
+                state,
+                "leads" if node == found.leader else "follows",
+                ",".join(map(str, _shards(found.owners, node))) or ("-" if found.owners else "all"),
+            )
             for node, address, state in found.nodes
         ],
     )
+    if "" in found.owners:
+        terminal.print_note(f"{found.owners.count('')} shards have no owner: their subscriptions wait for one")
     if found.partitions_failed:
         terminal.print_note(f"{found.partitions_failed} partitions failed: penstock status says why")
+
+
+def _shards(owners: Sequence[str], node: str) -> list[int]:
+    return [shard for shard, owner in enumerate(owners) if owner == node]

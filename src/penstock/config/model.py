@@ -135,6 +135,8 @@ class Cluster(Section):
     """The name of this node; no other has it. Its advertised address if left out."""
     secret: SecretStr = Field(min_length=16)
     """What nodes know each other by, the same on all of them: at least 16 characters."""
+    shards: int = Field(16, ge=1, le=256)
+    """Parts that subscriptions are divided into, and shared out among the nodes. The same on all of them, and never changed."""
     tls: ClusterTls | None = None
     insecure: bool = False
     """Allow connections between machines without TLS."""

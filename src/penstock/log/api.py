@@ -14,10 +14,7 @@ What every engine keeps, checked by `tests/log/contract.py` against each of them
 - A failed append leaves no trace (`NotWritten`), or its outcome is unknown (`OutcomeUnknown`). Then `OutcomeUnknown.settle` tells which it
   was; an engine without it refuses writes to the partition (`Partition.failure`) until the log is opened again, which tells, too.
 
-Nodes on one log share the work, and one of them leads (`Engine.leads`). It alone decides: it writes internal topics, creates, alters and
-deletes topics, and appends to several partitions at once. The others append to single partitions of users' topics and of internal topics
-that are shared (`Engine.share`), and follow the rest. A new leader has fenced the one before: what that one still decides is refused
-(`NotLeading`, `NotWritten`), never merged. An engine with one node always leads.
+A log may be shared by nodes (`nodes`), of which one leads: an engine with one node always does.
 
 The log in files (`Engine.files`, `Partition.extents`, `Engine.snapshot`) is a capability that an engine may lack.
 """
@@ -34,6 +31,7 @@ from penstock.columns import UniformCells
 from penstock.errors import InvalidRequest, NotSupported, PartitionNotFound, PenstockError, TopicNotFound
 from penstock.log.block import PLACED_FLAGS, Block
 from penstock.log.failed_partitions import FailedPartitions
+from penstock.log.nodes import NodeOnLog
 from penstock.stats import BATCH_BOUNDS, DURATION_BOUNDS_S, Histogram
 
 INTERVAL_MS_MAX = 60_000
@@ -461,16 +459,7 @@ class Import(ABC):
         """Give a topic the settings it is to have, and delete what lies before these offsets of its partitions. Can be repeated."""
 
 
-class NodeInfo(NamedTuple):
-    """A node on a shared log, as the others see it."""
-
-    id: str
-    addresses: Mapping[str, str]
-    """Where its listeners are, by name."""
-    leads: bool
-
-
-class Engine(ABC):
+class Engine(NodeOnLog, ABC):
     """A log: topics, partitions, and an append that spans several of them."""
 
     stats: EngineStats
@@ -486,32 +475,6 @@ class Engine(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Commit what was appended, then release everything. Later appends fail with ShuttingDown."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this node decides for all. A node that leads does so until it is closed or `deposed`; one that does not may begin to."""
-        return True
-
-    @property
-    def deposed(self) -> str | None:
-        """Why this node does not lead any more, None if it does or never did. It writes nothing more: close it and open another."""
-        return None
-
-    def nodes(self) -> Sequence[NodeInfo]:
-        """The nodes that share this log, by id; empty if it is not shared."""
-        return ()
-
-    def watch_nodes(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after `leads`, `deposed` or `nodes` has changed. Returns what stops it."""
-        return lambda: None
-
-    def announce(self, addresses: Mapping[str, str]) -> None:
-        """Tell the other nodes where this one listens, by name of the listener."""
-        return
-
-    def share(self, topic: str) -> None:
-        """Let every node append to an internal topic: one in which the last record of a key, or every record, counts on every node."""
-        return
 
     async def catch_up(self) -> None:
         """Learn of every change of topics that was answered, on any node, before the call."""

@@ -1,4 +1,4 @@
-"""Connections between nodes: one node passes what it does not answer itself on to the node that leads.
+"""Connections between nodes: one node passes what it does not answer itself on to the node that leads, or that owns the shard.
 
 The node that accepts sends a nonce. The other answers with who it speaks for (`Introduction`) and proves with a MAC that it knows the
 secret of the cluster; the first proves the same with its answer. From then on the bytes are those of the client's protocol, and the session
@@ -42,7 +42,7 @@ LOOK_S: Final = 0.5
 ACCEPTED: Final = b"\x01"
 REFUSED: Final = b"\x00"
 _LENGTH: Final = struct.Struct(">I")
-_VERSION: Final = b"penstock peer 1"
+_VERSION: Final = b"penstock peer 2"
 _TLS_ADVICE: Final = "check that all nodes have [cluster.tls] or none, and a certificate of cluster.tls.ca"
 _MAC_ADVICE: Final = "check that cluster.secret is the same on all nodes"
 _DESCRIPTORS_ADVICE: Final = "too many files are open here, and the rest is reserved for the log: raise LimitNOFILE"
@@ -81,12 +81,14 @@ class PeerSession:
         connection: Connection,
         secret: bytes,
         factories: Mapping[str, IntroducedFactory],
-        leads: Callable[[], bool],
+        serves: Callable[[int | None], bool],
     ) -> None:
+        """`serves`: whether this node owns a shard now, or leads if it is None."""
         self._connection = connection
         self._secret = secret
         self._factories = factories
-        self._leads = leads
+        self._serves = serves
+        self._shard: int | None = None
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._received = b""
         self._session: Session | None = None
@@ -96,7 +98,10 @@ class PeerSession:
 
     def receive(self, data: bytes) -> None:
         if self._session is not None:
-            self._session.receive(data)
+            if self._shard is not None and not self._serves(self._shard):
+                self._connection.close()  # whoever owns it now is asked instead
+            else:
+                self._session.receive(data)
             return
         self._received += data
         if len(self._received) < _LENGTH.size:
@@ -127,7 +132,8 @@ class PeerSession:
                 f"a node of another release introduces a client in an unknown way: {error}"
             ) from None
         factory = self._factories.get(introduction.protocol)
-        if factory is None or not self._leads():
+        self._shard = introduction.shard
+        if factory is None or not self._serves(introduction.shard):
             self._connection.send(REFUSED)
             self._connection.close()
             return None
@@ -145,12 +151,13 @@ class PeerSession:
 
 
 class Dialer:
-    """Connects to the node that leads. `address` is where that node takes connections of others, None while it is not known."""
+    """Connects to the node that owns a shard, or that leads. `address` is where that node takes connections of others, None while it is
+    not known."""
 
     def __init__(
         self,
         secret: bytes,
-        address: Callable[[], str | None],
+        address: Callable[[int | None], str | None],
         tls: ssl.SSLContext | None,
         *,
         descriptors_reserved: int = 0,
@@ -163,36 +170,40 @@ class Dialer:
         self._address = address
         self._tls = tls
 
-    def leader(self) -> str | None:
-        """Where the node that leads takes connections now, None while that is not known."""
-        return self._address()
+    def owner(self, shard: int | None) -> str | None:
+        """Where the node that owns a shard takes connections now, or for None the one that leads; None while that is not known."""
+        return self._address(shard)
 
     async def dial(self, introduction: Introduction) -> Streams:
-        """Return a connection on which the client's protocol is spoken. Raises NotLeading if no node that leads is reached in time."""
-        reason = "nobody leads now"
+        """Return a connection on which the client's protocol is spoken. Raises NotLeading if that node is not reached in time."""
+        shard = introduction.shard
+        what = "leads" if shard is None else f"owns shard {shard}"
+        reason = f"nobody {what} now"
         try:
             async with asyncio.timeout(self._dial_s_max):
                 while True:
-                    address = self._address()
+                    address = self._address(shard)
                     if address is not None:
                         try:
-                            return await self._dial_while_it_leads(address, introduction)
+                            return await self._dial_while_it_serves(address, introduction)
                         except (OSError, _Refused) as error:
                             reason = f"the one at {address} does not answer ({_why(error)})"
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:
-            log.warning("leader_not_reached", listener=introduction.protocol, peer=introduction.peer, reason=reason)
-            raise NotLeading(f"no node that leads is reached: {reason}; try again") from None
+            log.warning(
+                "leader_not_reached", listener=introduction.protocol, peer=introduction.peer, shard=shard, reason=reason
+            )
+            raise NotLeading(f"no node that {what} is reached: {reason}; try again") from None
 
-    async def _dial_while_it_leads(self, address: str, introduction: Introduction) -> Streams:
-        """Raises _Refused as soon as another node leads: this one may be frozen, and neither refuses nor answers."""
+    async def _dial_while_it_serves(self, address: str, introduction: Introduction) -> Streams:
+        """Raises _Refused as soon as another node does: this one may be frozen, and neither refuses nor answers."""
         dialing = asyncio.ensure_future(self._dial(address, introduction))
         try:
-            while not dialing.done() and self._address() in (None, address):
+            while not dialing.done() and self._address(introduction.shard) in (None, address):
                 await asyncio.wait([dialing], timeout=LOOK_S)
-            if self._address() in (None, address):
+            if self._address(introduction.shard) in (None, address):
                 return await dialing
-            raise _Refused("another node leads now")
+            raise _Refused("another node does now")
         except BaseException:
             dialing.add_done_callback(_abandon)
             dialing.cancel()
@@ -214,7 +225,7 @@ class Dialer:
                 body = msgspec.json.encode(introduction)
                 writer.write(_LENGTH.pack(len(body)) + body + _mac(self._secret, b"asks", nonce, body))
                 if await reader.readexactly(1) != ACCEPTED:
-                    raise _Refused("it does not lead")
+                    raise _Refused("it does not lead" if introduction.shard is None else "it does not own it now")
                 proof = await reader.readexactly(MAC_BYTES)
                 if not hmac.compare_digest(proof, _mac(self._secret, b"answers", nonce, body)):
                     raise _Refused(f"it does not know the secret of this cluster: {_MAC_ADVICE}")

@@ -122,3 +122,5 @@ class Introduction(msgspec.Struct, frozen=True):
     """For BlipMQ and Felix: the digest of the API key that it has logged in with, which may be revoked."""
     codes: bool = False
     """For Felix: whether it reads error codes."""
+    shard: int | None = None
+    """The shard that the client asks for; None for what the node that leads has."""

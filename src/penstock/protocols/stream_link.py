@@ -1,4 +1,4 @@
-"""Streams of QUIC whose sessions are on the node that leads: what a client says on one there, and what is answered, over a link.
+"""Streams of QUIC whose sessions are on another node: what a client says on one there, and what is answered, over a link.
 
 Each side says in frames what has happened to the stream: a u8 kind, a u32 length, and so many bytes. Answers are sent on as they come, or
 whole where others may be sent between them. The node of the client tells how much of them has arrived there, because that is what settles
@@ -8,21 +8,21 @@ deliveries that nobody acknowledges.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import Any, Final, Protocol, cast
 
 from penstock.errors import ProtocolViolation
 from penstock.net.quic_session import Stream, StreamSession
-from penstock.net.session import Connection, Streams
-from penstock.protocols.leader_link import LeaderLink
+from penstock.net.session import Connection, Introduction
+from penstock.protocols.node_link import DialNode, NodeLink
 
 LOOK_S: Final = 0.01
 LOOK_S_MAX: Final = 0.16
 """How soon it is looked what has arrived, while something has not: twice as late each time that nothing more has."""
 LOST: Final = 1
-"""The code of a reset because the node that leads was lost."""
+"""The code of a reset because the node at the other end was lost."""
 FRAME_BYTES_MAX: Final = 64 << 20
 _HEAD: Final = Struct(">BI")
 _ARRIVED: Final = Struct(">Q")
@@ -75,14 +75,14 @@ class FrameReader:
 
 
 class StreamLink:
-    """Of a client's stream, to its session on the node that leads. `answered` is given answers, whole ones if asked for; `ended` is told
+    """Of a client's stream, to its session on another node. `answered` is given answers, whole ones if asked for; `ended` is told
     that there are no more: True if the session has ended its side in good order."""
 
     def __init__(
         self,
         stream: Stream,
-        leader: Callable[[], str | None],
-        dialing: Callable[[], Awaitable[Streams]],
+        dial: DialNode,
+        introduction: Introduction,
         *,
         answered: Callable[[bytes], None],
         ended: Callable[[bool], None],
@@ -95,7 +95,7 @@ class StreamLink:
         self._sent_bytes = 0
         self._arrived_bytes = 0
         self._looking: asyncio.TimerHandle | None = None
-        self._link = LeaderLink(stream, leader, dialing, received=self._received, ended=self._lost)
+        self._link = NodeLink(stream, dial, introduction, received=self._received, ended=self._lost)
 
     def send(self, data: bytes, held_bytes: int) -> None:
         """Have the session receive bytes for which so many are held."""
@@ -224,7 +224,7 @@ class Talk(StreamSession, Protocol):
 
 
 class LinkedSession:
-    """Implements `penstock.net.session.Session`: a stream's session on the node that leads, for the connection of the client's node."""
+    """Implements `penstock.net.session.Session`: a stream's session for the connection of the client's node."""
 
     def __init__(
         self, connection: Connection, begin: Callable[[Stream], Talk], forget: Callable[[LinkedSession], None]

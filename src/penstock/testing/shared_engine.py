@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -36,7 +36,6 @@ from penstock.log.api import (
     Engine,
     EngineStats,
     LateBatch,
-    NodeInfo,
     OnAllAppended,
     OnAppended,
     Partition,
@@ -46,6 +45,7 @@ from penstock.log.api import (
 )
 from penstock.log.block import Block
 from penstock.log.failed_partitions import FailedPartitions
+from penstock.log.nodes import NodeInfo
 from penstock.log.watchers import Watchers
 from penstock.names import is_internal
 from penstock.testing.shared_log import SharedLog, StoredPartition
@@ -252,6 +252,8 @@ class SharedEngine(Engine):
         self._lost: deque[bool] = deque()
         self._node_watchers: Watchers[[]] = Watchers("nodes")
         self._shared: set[str] = set()
+        self._divided: set[str] = set()
+        self._claimed: set[int] = set()
         self._turning = False
         self._idle: asyncio.Future[None] | None = None
 
@@ -287,10 +289,14 @@ class SharedEngine(Engine):
 
     def nodes(self) -> Sequence[NodeInfo]:
         engines = [each for each in self.log.members if isinstance(each, SharedEngine)]
-        return [NodeInfo(each.node, each.addresses, self.log.leads(each)) for each in engines]
+        return [
+            NodeInfo(each.node, each.addresses, self.log.leads(each), tuple(self.log.given.get(each, ())))
+            for each in engines
+        ]
 
     def announce(self, addresses: Mapping[str, str]) -> None:
         self.addresses = dict(addresses)
+        self.log.reach(self)
 
     def watch_nodes(self, callback: Callable[[], None]) -> Callable[[], None]:
         return self._node_watchers.add(callback)
@@ -301,6 +307,27 @@ class SharedEngine(Engine):
     def share(self, topic: str) -> None:
         self._shared.add(topic)
 
+    @property
+    def shards(self) -> int | None:
+        return self.log.shards
+
+    @property
+    def given_shards(self) -> Collection[int]:
+        return self.log.given.get(self, ())
+
+    def divide(self, topic: str) -> None:
+        self._divided.add(topic)
+
+    async def claim_shard(self, shard: int) -> None:
+        await self.pause()
+        self.log.claim(self, shard)
+        self._claimed.add(shard)
+
+    async def release_shard(self, shard: int) -> None:
+        self._claimed.discard(shard)
+        await self.pause()
+        self.log.release(self, shard)
+
     async def catch_up(self) -> None:
         await self.pause()
         for name in list(self._heard):
@@ -310,10 +337,21 @@ class SharedEngine(Engine):
         """Why this node may not append to these partitions."""
         if self.deposed is not None:
             return NotWritten(f"nothing was written: {self.deposed}")
-        topics = [part.partition.topic for part in parts]
-        if not self.leads and (len(topics) > 1 or (is_internal(topics[0]) and topics[0] not in self._shared)):
+        shards = {part.partition.index for part in parts if part.partition.topic in self._divided}
+        if not shards <= self._claimed:
+            return NotLeading("this node does not own the shard")
+        lost = next((shard for shard in shards if not self.log.owns(self, shard)), None)
+        if lost is not None:
+            self.log.depose(self)
+            self._nodes_changed()
+            return NotWritten(f"nothing was written: another node has claimed shard {lost}")
+        led = [part for part in parts if self._is_led(part.partition.topic)]
+        if not self.leads and (led or (len(parts) > 1 and not shards)):
             return NotLeading("this node does not lead")
         return None
+
+    def _is_led(self, topic: str) -> bool:
+        return is_internal(topic) and topic not in self._shared and topic not in self._divided
 
     # -- chance ---------------------------------------------------------------------------------------------------------------
 

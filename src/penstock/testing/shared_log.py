@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import uuid
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from penstock.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicExists, TopicNotFound
 from penstock.log.api import Appended, Batch, BlockBatch, TopicConfig, TopicInfo
 from penstock.log.block import Block, encode_block, place_block
+from penstock.log.sharing_out import share_out
 
 
 class StoredPartition:
@@ -78,11 +79,19 @@ class StoredPartition:
 class SharedLog:
     """Topics and their partitions. `watchers` are told the name of each topic that changes, and the partition of each append.
 
-    If it `elects`, the engine that has been there for longest leads, until it leaves or is deposed. Otherwise all do.
+    If it `elects`, the engine that has been there for longest leads, until it leaves or is deposed, and those that can be reached share
+    out `shards`. Otherwise all lead.
     """
 
-    def __init__(self, *, elects: bool = False) -> None:
+    def __init__(self, *, elects: bool = False, shards: int = 16) -> None:
         self.elects = elects
+        self.shards = shards if elects else None
+        self.given: dict[object, Collection[int]] = {}
+        """The shards that each engine is to own."""
+        self._held: dict[object, set[int]] = {}
+        """Those that it was given and has not released."""
+        self._owners: dict[int, object] = {}
+        """By shard: who has claimed it last."""
         self.members: dict[object, Callable[[], None]] = {}
         """The engines that share the log, the one that leads first, and what tells each that this has changed."""
         self._deposed: set[object] = set()
@@ -100,7 +109,34 @@ class SharedLog:
 
     def leave(self, engine: object) -> None:
         if self.members.pop(engine, None) is not None:
-            self._tell_members()
+            self._held.pop(engine, None)
+            self._share_out()
+
+    def reach(self, engine: object) -> None:
+        """An engine can be reached by others: it is given shards from now on."""
+        if self.shards is not None and engine in self.members:
+            self._held.setdefault(engine, set())
+            self._share_out()
+
+    def release(self, engine: object, shard: int) -> None:
+        if engine in self._held and shard not in self.given[engine]:
+            self._held[engine].discard(shard)
+            self._share_out()
+
+    def claim(self, engine: object, shard: int) -> None:
+        self._owners[shard] = engine
+
+    def owns(self, engine: object, shard: int) -> bool:
+        """Whether nobody has claimed a shard since this engine has."""
+        return self._owners.get(shard) is engine
+
+    def _share_out(self) -> None:
+        given = share_out(self._held, self.shards or 0)
+        for engine, shards in given.items():
+            self._held[engine].update(shards)
+        unheard = {engine: shards for engine, shards in self.given.items() if engine in self._deposed}
+        self.given = {**unheard, **given}
+        self._tell_members()
 
     def depose(self, engine: object) -> None:
         """Consider an engine dead. It is not notified, and finds out when it writes."""

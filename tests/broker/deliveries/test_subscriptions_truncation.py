@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
 from penstock.broker.deliveries.policy import DeliveryPolicy
+from penstock.broker.deliveries.shards import SUBSCRIPTIONS_TOPIC
 from penstock.broker.deliveries.stored import TAG_GAP, StoredCursor, StoredSubscription, Unsettled
 from penstock.broker.deliveries.subscription import Subscription
-from penstock.broker.deliveries.subscriptions import SUBSCRIPTIONS_TOPIC
 from penstock.log.api import Durability, TopicConfig
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import FaultyDisk

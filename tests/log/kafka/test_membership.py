@@ -11,7 +11,7 @@ import pytest
 from penstock.background import Background
 from penstock.log.kafka.client import Joined, KafkaClient
 from penstock.log.kafka.faults import Code, KafkaFault, Unanswered
-from penstock.log.kafka.membership import Membership
+from penstock.log.kafka.membership import Membership, _Said, _shared_out
 
 
 class Group:
@@ -19,6 +19,8 @@ class Group:
 
     def __init__(self) -> None:
         self.leader = "other"
+        self.shards: list[int] = []
+        """Those that we are given."""
         self.faults: list[Exception | None] = []
         """Of the requests to come, in their order; None for one that is answered."""
         self.requests: list[str] = []
@@ -39,7 +41,9 @@ class Group:
         self._note("sync")
         us = msgspec.json.decode(self._said)
         members = {"us": us, "other": us | {"id": "other"}}
-        return msgspec.json.encode({name: said | {"leads": name == self.leader} for name, said in members.items()})
+        told = {name: said | {"leads": name == self.leader, "shards": []} for name, said in members.items()}
+        told["us"]["shards"] = self.shards
+        return msgspec.json.encode(told)
 
     async def heartbeat(self, group: str, joined: Joined) -> None:
         self._note("heartbeat")
@@ -103,3 +107,45 @@ async def test_a_coordinator_that_is_loading_is_not_asked_without_end() -> None:
     assert await node._beat()
     assert await node._beat()
     assert group.requests[-3:] == ["join anew", "join anew", "sync"]
+
+
+async def test_a_node_that_kafka_has_forgotten_while_it_owned_shards_is_lost() -> None:
+    group = Group()
+    group.shards = [3, 5]
+    node = await membership(group)
+    assert node.given == {3, 5}
+    group.faults = [Unanswered("cut off"), KafkaFault(Code.UNKNOWN_MEMBER_ID)]
+    assert await node._beat()
+    assert node.lost is None, "nobody has been given them as far as is known"
+    await node._beat()
+    assert node.lost == "Kafka has not heard of this node for too long"
+
+
+async def test_a_shard_that_is_to_move_is_held_until_it_is_released() -> None:
+    group = Group()
+    group.shards = [3, 5]
+    node = await membership(group)
+    group.shards = [5]
+    group.faults = [KafkaFault(Code.REBALANCE_IN_PROGRESS), None, None]
+    while group.faults:
+        await node._beat()
+    assert node.given == {5}
+    assert list(node._said.shards) == [3, 5]
+    node.release(5)
+    assert list(node._said.shards) == [3, 5], "it was given to this node"
+    node.release(3)
+    assert await node._beat()
+    assert group.requests[-2:] == ["join", "sync"]
+    assert list(node._said.shards) == [5]
+
+
+def test_nodes_that_can_be_reached_are_given_shards_and_those_that_move_are_given_to_nobody() -> None:
+    def said(node: str, since_ms: int, *shards: int, reached: bool = True) -> bytes:
+        addresses = {"cluster": "10.0.0.1:9700"} if reached else {}
+        return msgspec.json.encode(_Said(node, addresses, since_ms, node == "one", shards, 4))
+
+    shared = _shared_out({"a": said("one", 1, 0, 1, 2, 3), "b": said("two", 2), "c": said("new", 3, reached=False)})
+    assert len(set(shared.values())) == 1, "all are told the same"
+    told = msgspec.json.decode(shared["a"], type=dict[str, _Said])
+    assert {member: each.shards for member, each in told.items()} == {"a": (0, 1), "b": (), "c": ()}
+    assert [each.leads for each in told.values()] == [True, False, False]

@@ -43,7 +43,8 @@ class Cluster:
 
 class FakePartition:
     topic, index, place, config = "t", 0, ("t", 0), TopicConfig()
-    deleted = busy = claimed = False
+    deleted = busy = False
+    claim = None
     sequence = 0
     failure: str | None = None
 
@@ -69,7 +70,7 @@ def send(sender: Sender, partition: FakePartition) -> asyncio.Future[Appended | 
 
 
 def sender_to(cluster: Cluster, append_s_max: float = 30.0) -> Sender:
-    return Sender(cluster, None, SystemClock(), EngineStats(), append_s_max)  # type: ignore[arg-type]
+    return Sender(cluster, SystemClock(), EngineStats(), append_s_max)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("first", [Unanswered(), KafkaFault(Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND)])

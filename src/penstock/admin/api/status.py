@@ -137,7 +137,7 @@ async def get_status(call: Call) -> Status:
         engine.appended_bytes,
         engine.commits,
         engine.commit_errors,
-        len(broker.subscriptions),
+        broker.subscriptions.count,
         broker.subscriptions.in_flight,
         broker.dead_letters.stats.sent,
         broker.transactions.stats.open,

@@ -49,7 +49,8 @@ class SubscriptionAdmin(Part):
 
     @on_broker(Operation.ADMIN)
     async def statuses(self, principal: Principal, wanted: Filter) -> SubscriptionPage:
-        """Return subscriptions by topic and name."""
+        """Return subscriptions by topic and name; those of other nodes, on the node that leads, as they are stored."""
+        await self._subscriptions.catch_up()
         found = [
             each
             for each in sorted(self._subscriptions.all(), key=lambda each: (each.topic, group_name(each)))
@@ -65,7 +66,7 @@ class SubscriptionAdmin(Part):
     async def first_statuses(self, principal: Principal, rows_max: int) -> list[SubscriptionStatus]:
         """Return at most this many subscriptions, those with a name first, for metrics."""
         lookups = Lookups()
-        chosen = list(islice(self._subscriptions.all(), rows_max))
+        chosen = list(islice(self._subscriptions.here(), rows_max))
         return [await self._status(each, lookups) for each in chosen]
 
     @on_topic_group(Operation.COMMIT, "subscription")
@@ -86,6 +87,11 @@ class SubscriptionAdmin(Part):
 
         Raises GroupNotFound, InvalidRequest while it has readers or records that wait to become dead letters, PartitionNotFound.
         """
+        shard, owners = self._subscriptions.shard_of(topic, subscription), self._subscriptions.owners
+        if owners is not None and not self._subscriptions.owns(shard):
+            return await owners.reset_subscription(
+                shard, principal, topic, subscription, target, partition, preview=preview
+            )
         found = self._subscriptions.find_in_topic(topic, subscription)
         handles = await handles_to_reset(self._engine, topic, target, partition)
         positions = found.positions
@@ -97,6 +103,7 @@ class SubscriptionAdmin(Part):
         return moves
 
     async def _status(self, subscription: Subscription, lookups: Lookups) -> SubscriptionStatus:
+        await subscription.follow()
         seconds = await self._ages.oldest_s(subscription.topic_id, subscription.first_unsettled(), lookups)
         return SubscriptionStatus(
             subscription.topic,

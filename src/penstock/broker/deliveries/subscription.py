@@ -38,7 +38,7 @@ from penstock.broker.deliveries.policy import DeliveryPolicy
 from penstock.broker.deliveries.stored import StoredCursor, StoredSubscription, runs
 from penstock.broker.deliveries.tags import Tags
 from penstock.broker.records.visibility import is_visible
-from penstock.log.api import Partition
+from penstock.log.api import Partition, follow_all
 from penstock.namedtuples import made
 from penstock.record_headers import decode_headers, encode_headers
 
@@ -107,12 +107,14 @@ class Subscription:
         "deleted",
         "expired",
         "id",
+        "is_elsewhere",
         "is_moving",
         "name",
         "owner",
         "policy",
         "qos",
         "redeliveries",
+        "shard",
         "topic",
         "topic_id",
         "used_s",
@@ -125,6 +127,7 @@ class Subscription:
         handles: Sequence[Partition],
         policy: DeliveryPolicy,
         *,
+        shard: int = 0,
         restored_ms: int | None = None,
     ) -> None:
         """`restored_ms` is given where the broker has started again: records of QoS 0 from before are not delivered, because whether
@@ -138,6 +141,9 @@ class Subscription:
         self.owner = stored.owner
         self.used_s = 0.0
         self.deleted = False
+        self.shard = shard
+        self.is_elsewhere = False
+        """Another node is to deliver its records, or does: here nothing is delivered or settled any more."""
         self.is_moving = False
         """A reset is being stored: until it is, nothing is delivered, because that would be forgotten."""
         self.expired = 0
@@ -187,7 +193,7 @@ class Subscription:
 
     def take(self, now_ms: int) -> Delivery | NotInMemory | None:
         """The next record, None if there is none to deliver now. Raises CorruptBlock, and TopicNotFound once that is gone."""
-        if self.is_moving:
+        if self.is_moving or self.is_elsewhere:
             return None
         self.expire_deliveries(now_ms)
         while self._waiting:
@@ -223,7 +229,7 @@ class Subscription:
     def acknowledge(self, tag: int, now_ms: int) -> bool:
         """Settle a delivery. False if the tag is not in flight: unknown, settled already, or expired."""
         entry = self._in_flight.get(tag)
-        if entry is None or entry.due_ms is None:
+        if entry is None or entry.due_ms is None or self.is_elsewhere:
             return False
         if entry.due_ms <= now_ms:
             self.expire_deliveries(now_ms)
@@ -234,7 +240,7 @@ class Subscription:
     def refuse(self, tag: int, now_ms: int) -> bool:
         """Nack a delivery: requeue it after its backoff, or make it a dead letter if it was the last one."""
         entry = self._in_flight.get(tag)
-        if entry is None or entry.due_ms is None:
+        if entry is None or entry.due_ms is None or self.is_elsewhere:
             return False
         if entry.deliveries >= self.policy.deliveries_max:
             self._exhaust(tag, entry, "refused by its reader")
@@ -293,6 +299,15 @@ class Subscription:
                 callback()
             except Exception:
                 log.exception("subscription_watcher_failed", topic=self.topic, subscription=self.id)
+
+    async def follow(self) -> None:
+        """Make the ends of its partitions current, where nobody reads."""
+        await follow_all(cursor.handle for cursor in self._cursors)
+
+    def leave(self) -> None:
+        """Go to another node: what is settled after this is not stored here."""
+        self.is_elsewhere = True
+        self.wake()
 
     def may_have_more(self, now_ms: int) -> bool:
         """Whether there are, or may be, records that were not delivered yet, or are to be delivered again."""

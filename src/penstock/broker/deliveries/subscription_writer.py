@@ -98,6 +98,16 @@ class SubscriptionWriter:
         """Records that are to become dead letters."""
         return sum(subscription.exhausted for subscription in self._exhausted.values())
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether something was settled that no write has taken along."""
+        return bool(self._dirty)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether everything acknowledged so far is on disk."""
+        return not self._dirty and not self._writing
+
     def forget(self, subscription: Subscription) -> None:
         """The subscription has ended: there is nothing left to write."""
         for kept in (self._dirty, self._exhausted, self._blocked):

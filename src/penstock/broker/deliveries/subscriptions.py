@@ -1,28 +1,40 @@
 """Every subscription of the broker: creating and finding them, reading from them, and ending those that nobody uses.
 
-Their state lives in the table `__subscriptions`, one entry each; entry 0 keeps the numbers that were given away. What was settled is
-written to it by `subscription_writer`.
+Their state lives in the table `__subscriptions`, one entry each. It is divided into shards (`shards`), of which a node has those that it
+owns. What was settled is written by `subscription_writer`. The node that leads follows what the others write, for lists (`elsewhere`).
 
 Deliveries are taken back when somebody reads; the sweep does the same for subscriptions that nobody reads, a few times a second.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import Final, Literal
 
 import structlog
 
-from penstock.background import Loop, run_to_completion
+from penstock.background import Loop, Tasks, run_to_completion
 from penstock.broker.access.checks import Operation, Principal, on_topic_group
 from penstock.broker.deliveries.cursor import NOT_IN_MEMORY, NotInMemory
 from penstock.broker.deliveries.deadletters import DeadLetters
+from penstock.broker.deliveries.elsewhere import Elsewhere, Owners
 from penstock.broker.deliveries.policy import DeliveryPolicy
+from penstock.broker.deliveries.restoring import SubscriptionStats, restore
+from penstock.broker.deliveries.shards import (
+    SUBSCRIPTIONS_TOPIC,
+    Shard,
+    divide,
+    is_divided,
+    number_in,
+    shard_of_number,
+    shard_of_topic,
+    when_all_durable,
+)
 from penstock.broker.deliveries.stored import StoredCursor, StoredSubscription
 from penstock.broker.deliveries.subscription import (
     ALWAYS_AT_LEAST_ONCE,
@@ -31,49 +43,31 @@ from penstock.broker.deliveries.subscription import (
     Delivery,
     Subscription,
 )
-from penstock.broker.deliveries.subscription_writer import OnDurable, SubscriptionWriter
+from penstock.broker.deliveries.subscription_writer import OnDurable
 from penstock.broker.groups.offsets import GroupInfo, GroupOffset
 from penstock.broker.keyed_locks import KeyedLocks
 from penstock.broker.part import Context, Part
-from penstock.broker.table import Table
 from penstock.errors import (
     AccessDenied,
     GroupNotFound,
     InvalidRequest,
     LimitExceeded,
+    NotLeading,
+    NotWritten,
     PenstockError,
     TopicNotFound,
 )
 from penstock.log.api import Partition, follow_all
 from penstock.names import validate_group_name
 
-SUBSCRIPTIONS_TOPIC: Final = "__subscriptions"
 SWEEP_S: Final = 0.2
+ARRIVING_S: Final = 0.01
 FORGET_S: Final = 1.0
 """Blocks of a subscription that nobody has read for so long are let go."""
-DELETES_PER_APPEND_MAX: Final = 4096
-STATES_PER_APPEND_MAX: Final = 64
-"""Stored at start; each takes up to 1 MiB."""
-NUMBER_CHARACTERS_MAX: Final = 20
-"""Of # and the number of a subscription, which is an int64."""
-_NUMBERS: Final = 0
-"""The key of the entry that holds the next number, as the start of its only cursor: numbers are never given twice."""
-
 _GROUP_OF: Final = attrgetter("name")
 """The group that a subscription is: readers of a named one share its position."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class SubscriptionStats:
-    """Plain numbers, exported on scrape."""
-
-    delivered: int = 0
-    """Repetitions included."""
-    acknowledged: int = 0
-    truncated: int = 0
-    """Cursors moved back to where the log was cut."""
 
 
 class Subscriptions(Part):
@@ -89,64 +83,114 @@ class Subscriptions(Part):
         self.stats = SubscriptionStats()
         self._policy = policy
         self._ensure_topic = ensure_topic
-        self._table = Table(
-            self._engine,
-            SUBSCRIPTIONS_TOPIC,
-            int,
-            StoredSubscription,
-            entries_max=self._limits.subscriptions_max + 1,
-            limit="limits.subscriptions_max",
-            background=self.background,
-        )
+        self._dead_letters = dead_letters
+        self._shards: dict[int, Shard] = {}
+        """Those that this node owns."""
+        self._shard_count = self._engine.shards or 1
+        self._leaving: set[int] = set()
+        """Those that are about to go to another node."""
+        self.owners: Owners | None = None
+        """Where there are several nodes; given by who knows how to reach them."""
+        self._elsewhere: Elsewhere | None = None
+        self._ending = Tasks()
         self._by_id: dict[int, Subscription] = {}
         self._by_name: dict[tuple[str, str], Subscription] = {}
         self._naming: KeyedLocks[tuple[str, str]] = KeyedLocks()
         """By topic and name: two who ask for the same one at once get the same subscription."""
-        self._arriving = 0
+        self._arriving: Counter[int] = Counter()
+        """Subscriptions by shard that are being created."""
         self._owned: Counter[str] = Counter()
         """Subscriptions by owner, those that are being created among them."""
         self._subscribed: Counter[str] = Counter()
         """Subscriptions by topic."""
-        self._next_id = 1
         self._reading: dict[int, Subscription] = {}
         """Those that may have something in flight or blocks in memory: what the sweep looks at."""
-        self._writer = SubscriptionWriter(self._table, dead_letters, self.background, self._clock)
         self._sweeping: Loop | None = None
         self._idle_checked_s = 0.0
 
     async def start(self) -> None:
-        """Load every subscription. What was not settled is delivered again; those whose topic is gone end here."""
-        await self._table.load()
-        now_ms, now_s = self._clock.now_ms(), self._clock.monotonic()
-        gone: list[int] = []
-        changed: list[tuple[int, StoredSubscription]] = []
-        for subscription_id, stored in list(self._table.items()):
-            if subscription_id == _NUMBERS:
-                self._next_id = stored.cursors[0].start
-                continue
-            info = self._engine.topics().get(stored.topic)
-            if info is None or info.id != stored.topic_id:
-                gone.append(subscription_id)
-                continue
-            handles = self._engine.partitions(info)
-            await follow_all(handles)
-            continued = stored.continued(handles)
-            if continued != stored:
-                self._note_truncated(subscription_id, stored, continued)
-                changed.append((subscription_id, continued))
-            self._add(Subscription(subscription_id, continued, handles, self._policy, restored_ms=now_ms), now_s)
-        await self._delete(gone)
-        self._idle_checked_s = now_s
-        self._writer.start()
-        await self._store_continued(changed)
+        self._idle_checked_s = self._clock.monotonic()
         self._sweeping = self.background.loop("subscription_sweep", self._sweep_step, first_s=SWEEP_S)
 
     async def close(self) -> None:
         """Store what was acknowledged, then take no more."""
         if self._sweeping is not None:
             await self._sweeping.stop()
-            await self._writer.close()
-        await self._table.close()
+        await self._ending.finish()
+        if self._elsewhere is not None:
+            await self._elsewhere.close()
+        for shard in self._shards.values():
+            await shard.close()
+
+    # -- shards -----------------------------------------------------------------------------------------------------------
+
+    async def divide(self) -> int:
+        """Divide the log into shards unless it is, for the node that leads; returns how many there are."""
+        self._shard_count = await divide(self._engine)
+        if self._engine.shards is not None:
+            self._engine.divide(SUBSCRIPTIONS_TOPIC)
+            self._elsewhere = Elsewhere(self._engine, self._shard_count, self._policy, self._clock, self.background)
+            await self._elsewhere.load()
+        return self._shard_count
+
+    async def is_divided(self) -> bool:
+        """Whether shards can be owned."""
+        divided = await is_divided(self._engine, self._shard_count)
+        if divided:
+            self._engine.divide(SUBSCRIPTIONS_TOPIC)
+        return divided
+
+    async def gain(self, number: int) -> None:
+        """Load a shard. What was not settled is delivered again; subscriptions whose topic is gone end here."""
+        entries_max = self._limits.subscriptions_max
+        shard = Shard(number, self._engine, self._dead_letters, self.background, self._clock, entries_max)
+        now_s = self._clock.monotonic()
+        try:
+            loaded = await restore(shard, self._engine, self._policy, self._clock, self.stats)
+        except BaseException:
+            await shard.close()
+            raise
+        for each in loaded:
+            self._add(each, now_s)
+        self._shards[number] = shard
+        for topic in {each.topic for each in loaded}:
+            self.topic_changed(topic)  # which may have happened meanwhile
+
+    async def lose(self, number: int) -> None:
+        """Give a shard up: nothing more of it is delivered or acknowledged here, and what was is stored. Raises if that fails."""
+        shard = self._shards.get(number)
+        if shard is None:
+            return
+        self._leaving.add(number)
+        while self._arriving[number]:  # noqa: ASYNC110  rarely, and not for long
+            await asyncio.sleep(ARRIVING_S)
+        leaving = [each for each in self._by_id.values() if each.shard == number]
+        for each in leaving:
+            each.leave()
+        await shard.writer.close()
+        if shard.writer.unwritten:
+            raise NotWritten(f"acknowledgements of shard {number} could not be stored, so it cannot go elsewhere")
+        await shard.close()
+        self._forget([each for each in leaving if not each.deleted])
+        del self._shards[number]
+        self._leaving.discard(number)
+
+    def shard_of(self, topic: str, name: str = "") -> int:
+        """Return the shard of a subscription by its name, or by # and its number; of new ones if there is no name."""
+        number = number_in(name)
+        return shard_of_topic(topic, self._shard_count) if number is None else self.shard_of_number(number)
+
+    def shard_of_number(self, number: int) -> int:
+        """Return the shard of a subscription without a name."""
+        return shard_of_number(number, self._shard_count)
+
+    def owns(self, shard: int) -> bool:
+        """Whether this node delivers the records of a shard."""
+        return shard in self._shards and shard not in self._leaving
+
+    @property
+    def owned(self) -> Collection[int]:
+        return self._shards.keys() - self._leaving
 
     # -- operations -------------------------------------------------------------------------------------------------------
 
@@ -226,7 +270,7 @@ class Subscriptions(Part):
         acknowledged = subscription.acknowledge(tag, self._clock.now_ms())
         if acknowledged:
             self.stats.acknowledged += 1
-            self._writer.store_soon(subscription)
+            self._store_soon(subscription)
         return acknowledged
 
     @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
@@ -240,23 +284,21 @@ class Subscriptions(Part):
         count = acknowledged.count(True)
         if count:
             self.stats.acknowledged += count
-            self._writer.store_soon(subscription)
+            self._store_soon(subscription)
         return acknowledged
 
     @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def refuse(self, principal: Principal, topic: str, subscription: Subscription, tag: int) -> bool:
         """Have a delivery repeated, or made a dead letter if that was its last; False if it is not in flight."""
         refused = subscription.refuse(tag, self._clock.now_ms())
-        if subscription.exhausted:
-            self._writer.dead_letter_soon(subscription)
+        self._dead_letter_exhausted(subscription)
         return refused
 
     @on_topic_group(Operation.COMMIT, "subscription", _GROUP_OF)
     def dead_letter(self, principal: Principal, topic: str, subscription: Subscription, tag: int, reason: str) -> None:
         """Make a delivery's record a dead letter, because it can never arrive."""
         subscription.dead_letter(tag, reason)
-        if subscription.exhausted:
-            self._writer.dead_letter_soon(subscription)
+        self._dead_letter_exhausted(subscription)
 
     # -- for sessions and the broker --------------------------------------------------------------------------------------
 
@@ -281,8 +323,7 @@ class Subscriptions(Part):
         at_work_on = next(had, None) if first_counts else None
         for tag, deliveries in sorted(delivered, reverse=True):  # so that the first of them ends up in front
             subscription.requeue(tag, deliveries, counts=tag == at_work_on)
-        if subscription.exhausted:
-            self._writer.dead_letter_soon(subscription)
+        self._dead_letter_exhausted(subscription)
         if delivered:
             subscription.wake()
 
@@ -290,27 +331,47 @@ class Subscriptions(Part):
         return len(self._by_id)
 
     @property
+    def count(self) -> int:
+        """How many there are, on the node that leads with about those of other nodes."""
+        return len(self) + (0 if self._elsewhere is None else self._elsewhere.count(self._shards))
+
+    @property
     def exhausted(self) -> int:
         """Records that are to become dead letters."""
-        return self._writer.exhausted
+        return sum(shard.writer.exhausted for shard in self._shards.values())
 
     @property
     def in_flight(self) -> int:
         return sum(subscription.in_flight for subscription in self._reading.values())
 
-    def all(self) -> Iterator[Subscription]:
-        """Iterate over every subscription, those with a name first. To be taken without waiting in between."""
+    def here(self) -> Iterator[Subscription]:
+        """Iterate over the subscriptions of this node, those with a name first. To be taken without waiting in between."""
         return chain(self._by_name.values(), (each for each in self._by_id.values() if not each.name))
+
+    def all(self) -> Iterator[Subscription]:
+        """Iterate over the same, and on the node that leads over those of the others, as they are stored."""
+        elsewhere = () if self._elsewhere is None else self._elsewhere.subscriptions(self._shards)
+        return chain(self.here(), elsewhere)
 
     def when_durable(self, done: OnDurable) -> None:
         """Call `done` once everything acknowledged so far is on disk, at once where it is; with the error if it cannot be."""
-        self._writer.when_durable(done)
+        when_all_durable([shard.writer for shard in self._shards.values()], done)
+
+    def _store_soon(self, subscription: Subscription) -> None:
+        shard = self._shards.get(subscription.shard)
+        if shard is not None:
+            shard.writer.store_soon(subscription)
+
+    def _dead_letter_exhausted(self, subscription: Subscription) -> None:
+        if subscription.exhausted and self.owns(subscription.shard):
+            self._shards[subscription.shard].writer.dead_letter_soon(subscription)
 
     def find_in_topic(self, topic: str, name: str) -> Subscription:
         """Return the subscription of a topic by its name, or by # and its number. Raises GroupNotFound."""
         found = self._by_name.get((topic, name))
-        if found is None and name.startswith("#") and len(name) <= NUMBER_CHARACTERS_MAX and name[1:].isdecimal():
-            found = self._by_id.get(int(name[1:]))
+        number = number_in(name)
+        if found is None and number is not None:
+            found = self._by_id.get(number)
         if found is None or found.topic != topic or name != group_name(found):
             raise GroupNotFound(f"subscription not found: {name} in topic {topic}")
         return found
@@ -327,7 +388,7 @@ class Subscriptions(Part):
                 "stop them, or wait until their deliveries are due again, to reset it"
             )
         if subscription.exhausted:
-            self._writer.dead_letter_soon(subscription)
+            self._dead_letter_exhausted(subscription)
             raise InvalidRequest(
                 f"subscription {name} has records that wait to become dead letters ({subscription.exhausted}): "
                 "wait until they are written, to reset it"
@@ -335,7 +396,16 @@ class Subscriptions(Part):
 
     async def move(self, subscription: Subscription, offsets: Mapping[int, int]) -> None:
         """Continue at these offsets, by partition, once that is stored. Raises what `check_unused` does."""
-        await self._writer.move(subscription, offsets, self.check_unused)
+        await self._shards[subscription.shard].writer.move(subscription, offsets, self.check_unused)
+
+    async def catch_up(self) -> None:
+        """Show subscriptions of other nodes as they were stored before the call, on the node that leads."""
+        if self._elsewhere is not None:
+            await self._elsewhere.catch_up()
+
+    def of_group(self, group: str | None, topic: str | None) -> list[Subscription]:
+        """Return the subscriptions of a group, on the node that leads those of other nodes too."""
+        return [each for each in self.all() if group in (None, group_name(each)) and topic in (None, each.topic)]
 
     def group_infos(self, group: str | None = None, topic: str | None = None) -> list[GroupInfo]:
         """Return subscriptions as groups, all or those of one name or topic."""
@@ -346,31 +416,28 @@ class Subscriptions(Part):
                 (),
                 tuple(GroupOffset(index, offset, each.created_ms) for index, offset in enumerate(each.positions)),
             )
-            for each in self._of_group(group, topic)
+            for each in self.of_group(group, topic)
         ]
 
     async def delete_group(self, group: str, topic: str | None) -> bool:
-        """Delete the subscriptions of a group, in one topic or in all; return whether there were any."""
-        ended = self._of_group(group, topic)
+        """Delete the subscriptions of a group on this node, in one topic or in all; return whether there were any."""
+        ended = [each for each in self._by_id.values() if group == group_name(each) and topic in (None, each.topic)]
         self._forget(ended)
-        await self._delete([subscription.id for subscription in ended])
+        await self._delete(ended)
         return bool(ended)
-
-    def _of_group(self, group: str | None, topic: str | None) -> list[Subscription]:
-        return [
-            each for each in self._by_id.values() if group in (None, group_name(each)) and topic in (None, each.topic)
-        ]
 
     def topic_changed(self, name: str) -> None:
         """Handle a change of a topic by any node: subscriptions read added partitions from their start, and end if the topic is gone.
 
-        What is stored of those that end is deleted by `forget_topic`, or at the next start.
+        What is stored of those that end is deleted in the background (`forget_topic` waits for that), or when the shard is loaded again.
         """
         if name not in self._subscribed:
             return
         info = self._engine.topics().get(name)
         of_topic = [each for each in self._by_id.values() if each.topic == name]
-        self._forget([each for each in of_topic if info is None or each.topic_id != info.id])
+        ended = [each for each in of_topic if info is None or each.topic_id != info.id]
+        self._forget(ended)
+        _ = self._ending.run(self._delete_leftovers(ended))
         if info is not None:
             handles = self._engine.partitions(info)
             for subscription in of_topic:
@@ -382,26 +449,18 @@ class Subscriptions(Part):
         added = handles[len(subscription.positions) :]
         if added:
             subscription.add_partitions(added)
-            self._writer.store_soon(subscription)
+            self._store_soon(subscription)
 
     async def forget_topic(self, topic: str) -> None:
-        """A topic was deleted (see `topic_changed`): delete what is stored of its subscriptions."""
-        info = self._engine.topics().get(topic)
-        await self._delete_leftovers(
-            [
-                subscription_id
-                for subscription_id, stored in self._table.items()
-                if stored.topic == topic and (info is None or stored.topic_id != info.id)
-            ]
-        )
+        """A topic was deleted (see `topic_changed`): wait until what is stored of its subscriptions here is, too."""
+        await self._ending.finish()
 
     def sweep(self) -> None:
         """Take back what is due, let go of blocks that nobody reads, and end what nobody uses."""
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic()
         for subscription in list(self._reading.values()):
             subscription.expire_deliveries(now_ms)
-            if subscription.exhausted:
-                self._writer.dead_letter_soon(subscription)
+            self._dead_letter_exhausted(subscription)
             if now_s - subscription.used_s >= FORGET_S:
                 subscription.forget_blocks()
                 if not subscription.in_flight:
@@ -414,9 +473,14 @@ class Subscriptions(Part):
     ) -> Subscription:
         owner = "" if principal.trusted else principal.name
         self._check_room(owner)
-        self._arriving += 1
+        number = self.shard_of(topic)
+        if not self.owns(number):
+            raise NotLeading(f"this node does not own shard {number}, in which topic {topic} is: ask again")
+        self._arriving[number] += 1  # which keeps the shard here
         self._owned[owner] += 1
         try:
+            if topic not in self._engine.topics():
+                await self._engine.catch_up()  # another node may have created it
             if topic not in self._engine.topics():
                 await self._create_topic(principal, topic)
             info = self._engine.topic(topic)
@@ -435,18 +499,15 @@ class Subscriptions(Part):
                 self._clock.now_ms(),
                 owner,
             )
-            subscription_id = self._next_id
-            self._next_id += 1
-            numbers = StoredSubscription("", "", 0, (StoredCursor(self._next_id, 0),))
-            await self._table.change([(_NUMBERS, numbers), (subscription_id, stored)])
+            subscription_id = await self._shards[number].add(stored)
         finally:
-            self._arriving -= 1
+            self._arriving[number] -= 1
             self._disown(owner)
         now = self._engine.topics().get(topic)
+        subscription = Subscription(subscription_id, stored, handles, self._policy, shard=number)
         if now is None or now.id != info.id:
-            await self._delete_leftovers([subscription_id])
+            await self._delete_leftovers([subscription])
             raise TopicNotFound(f"topic not found: {topic} was deleted while it was being subscribed to")
-        subscription = Subscription(subscription_id, stored, handles, self._policy)
         self._add(subscription, self._clock.monotonic())
         self._extend(subscription, self._engine.partitions(now))
         return subscription
@@ -455,7 +516,7 @@ class Subscriptions(Part):
         advice = (
             "delete some with penstock group delete, or lower subscriptions.idle_ms_max, after which unused ones end"
         )
-        if len(self._by_id) + self._arriving >= self._limits.subscriptions_max:
+        if len(self._by_id) + self._arriving.total() >= self._limits.subscriptions_max:
             raise LimitExceeded(
                 f"there are {len(self._by_id)} subscriptions, the most allowed: raise limits.subscriptions_max, {advice}"
             )
@@ -480,31 +541,6 @@ class Subscriptions(Part):
                 "create it first, or allow them to write to it"
             ) from error
 
-    def _note_truncated(self, subscription_id: int, before: StoredSubscription, after: StoredSubscription) -> None:
-        for partition, (old, new) in enumerate(zip(before.cursors, after.cursors, strict=False)):
-            if new.read_to < old.read_to:
-                self.stats.truncated += 1
-                log.warning(
-                    "subscription_truncated",
-                    topic=before.topic,
-                    partition=partition,
-                    subscription=before.name or subscription_id,
-                    read_to=old.read_to,
-                    cut=new.read_to,
-                    reason="the log lost its tail after these records were delivered; the subscription continues at the cut",
-                )
-
-    async def _store_continued(self, changed: Sequence[tuple[int, StoredSubscription]]) -> None:
-        """Store subscriptions whose log epochs have changed before anything is delivered: no tag may be given to two records."""
-        for at in range(0, len(changed), STATES_PER_APPEND_MAX):
-            chunk = changed[at : at + STATES_PER_APPEND_MAX]
-            try:
-                await self._table.change(chunk)
-            except PenstockError as error:
-                log.warning("subscriptions_not_stored", count=len(chunk), error=str(error))
-                for subscription_id, _ in chunk:
-                    self._writer.store_soon(self._by_id[subscription_id])
-
     def _add(self, subscription: Subscription, now_s: float) -> None:
         subscription.used_s = now_s
         self._by_id[subscription.id] = subscription
@@ -515,7 +551,7 @@ class Subscriptions(Part):
 
     async def _end(self, subscriptions: Sequence[Subscription]) -> None:
         self._forget(subscriptions)
-        await self._delete_leftovers([subscription.id for subscription in subscriptions])
+        await self._delete_leftovers(subscriptions)
 
     def _forget(self, subscriptions: Sequence[Subscription]) -> None:
         for subscription in subscriptions:
@@ -529,16 +565,16 @@ class Subscriptions(Part):
             if subscription.name:
                 del self._by_name[subscription.topic, subscription.name]
             self._reading.pop(subscription.id, None)
-            self._writer.forget(subscription)
+            self._shards[subscription.shard].writer.forget(subscription)
 
-    async def _delete_leftovers(self, ids: Sequence[int]) -> None:
-        # What cannot be deleted now is found again at the next start: its topic is gone, or nobody uses it.
+    async def _delete_leftovers(self, subscriptions: Sequence[Subscription]) -> None:
+        # What cannot be deleted now is found again when the shard is loaded: its topic is gone, or nobody uses it.
         with suppress(PenstockError):
-            await self._delete(ids)
+            await self._delete(subscriptions)
 
-    async def _delete(self, ids: Sequence[int]) -> None:
-        for at in range(0, len(ids), DELETES_PER_APPEND_MAX):
-            await self._table.change([(each, None) for each in ids[at : at + DELETES_PER_APPEND_MAX]])
+    async def _delete(self, subscriptions: Sequence[Subscription]) -> None:
+        for number in {each.shard for each in subscriptions} & self._shards.keys():
+            await self._shards[number].delete([each.id for each in subscriptions if each.shard == number])
 
     async def end_idle(self) -> None:
         now_s, idle_s_max = self._clock.monotonic(), self._policy.idle_ms_max / 1000

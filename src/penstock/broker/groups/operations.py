@@ -98,6 +98,7 @@ class Groups(Part):
         try:
             committed = self._offsets.committed(topic, group, partition)
         except GroupNotFound:
+            await self._subscriptions.catch_up()
             subscribed = self._subscriptions.group_infos(group, topic)
             if not subscribed:
                 raise
@@ -158,8 +159,12 @@ class Groups(Part):
 
         Raises GroupNotFound, InvalidRequest while the group has members.
         """
+        if not self._engine.leads:  # the node that leads does the rest
+            if not await self._subscriptions.delete_group(group, topic):
+                raise GroupNotFound(f"subscription not found: {group}")
+            return
         self._coordinator.check_unused(group, topic, "delete")
-        found = await self._subscriptions.delete_group(group, topic)
+        found = await self._delete_subscriptions(principal, group, topic)
         if topic is None:
             found |= await self._coordinator.forget(group)
         try:
@@ -225,11 +230,23 @@ class Groups(Part):
         with suppress(GroupNotFound):
             self._offsets.describe(group, topic)
             return
-        with suppress(GroupNotFound):
-            self._subscriptions.find_in_topic(topic, group)
+        if self._subscriptions.group_infos(group, topic):
             raise InvalidRequest(
                 f"{group} is a subscription of topic {topic} and has no committed offsets: move it with penstock subscription reset"
             )
+
+    async def _delete_subscriptions(self, principal: Principal, group: str, topic: str | None) -> bool:
+        """Delete the subscriptions of a group on all nodes; return whether there were any."""
+        subscriptions = self._subscriptions
+        await subscriptions.catch_up()
+        shards = {each.shard for each in subscriptions.of_group(group, topic)} - set(subscriptions.owned)
+        found = await subscriptions.delete_group(group, topic)
+        for shard in sorted(shards):
+            if subscriptions.owners is not None:
+                with suppress(GroupNotFound):  # it has ended meanwhile
+                    await subscriptions.owners.delete_subscriptions(shard, principal, group, topic)
+                    found = True
+        return found
 
     def _committed(self, topic: str, group: str, partition: int) -> int | None:
         try:

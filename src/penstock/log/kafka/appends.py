@@ -9,21 +9,24 @@ from penstock.log.api import Appended, Batch, BlockBatch, LateBatch, OnAllAppend
 from penstock.log.kafka.batches import join_batches
 
 if TYPE_CHECKING:
+    from penstock.log.kafka.claims import Claim
     from penstock.log.kafka.partition import KafkaPartition
 
 
 class Atomic:
     """An atomic append: all parts or none. `done` is None once it was answered."""
 
-    __slots__ = ("alone", "batches", "done", "partitions", "places")
+    __slots__ = ("alone", "batches", "claim", "done", "partitions", "places")
 
     def __init__(
         self,
         partitions: Sequence[KafkaPartition],
         batches: Sequence[Batch | BlockBatch | LateBatch],
         done: OnAllAppended,
+        claim: Claim,
     ) -> None:
         self.partitions = partitions
+        self.claim = claim
         self.batches = batches
         self.done: OnAllAppended | None = done
         self.alone = False

@@ -9,7 +9,8 @@ lead for itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final, Literal
 
 import structlog
@@ -32,7 +33,6 @@ from penstock.log.api import (
     Engine,
     EngineStats,
     LateBatch,
-    NodeInfo,
     OnAllAppended,
     TopicConfig,
     TopicInfo,
@@ -40,21 +40,22 @@ from penstock.log.api import (
 )
 from penstock.log.failed_partitions import FailedPartitions
 from penstock.log.kafka.client import KafkaClient
-from penstock.log.kafka.faults import KafkaFault, Unanswered
+from penstock.log.kafka.faults import KafkaFault
 from penstock.log.kafka.follower import Follower
 from penstock.log.kafka.importing import KafkaImport
-from penstock.log.kafka.lock import CHECK_S, KEEP_S, TRANSACTION_MS, NodeLock
-from penstock.log.kafka.membership import SESSION_S, Membership, leader_of, running_nodes
+from penstock.log.kafka.lock import CHECK_S, KEEP_S, TRANSACTION_MS
+from penstock.log.kafka.membership import Membership, check_alone, leader_of
 from penstock.log.kafka.names import OWNED
 from penstock.log.kafka.partition import KafkaPartition
 from penstock.log.kafka.reader import RETRY_S_MAX, Reader
 from penstock.log.kafka.sender import LED_BY_ANOTHER, Sender
 from penstock.log.kafka.settings import KafkaSettings
+from penstock.log.kafka.shards import Shards
 from penstock.log.kafka.topics import REPLICATION, StoredTopic, TopicStore
 from penstock.log.kafka.transactions import Transactions
+from penstock.log.nodes import NodeInfo
 from penstock.log.tail import TailBudget
 from penstock.log.watchers import Watchers
-from penstock.names import is_internal
 
 LOOK_S: Final = 30.0
 """How often Kafka is polled for topics that others created or deleted, and for sizes."""
@@ -75,12 +76,13 @@ class KafkaEngine(Engine):
         clock: Clock | None = None,
         background: Background | None = None,
         node: str | None = None,
+        shards: int = 1,
         tail_bytes_per_partition: int = 4 << 20,
         tail_bytes_max: int = 256 << 20,
     ) -> None:
         """To `import` is to fill the topics with another log, to `observe` is to read while a node serves them, and to `retire` is to
-        read what nobody writes to any more. `node` is the name of this node among others that share the log; without one it has the log
-        for itself."""
+        read what nobody writes to any more. `node` is the name of this node among others that share the log and what is divided into
+        `shards`; without one it has the log for itself."""
         self.stats = EngineStats()
         self.failed = FailedPartitions()
         self._role = role
@@ -90,6 +92,7 @@ class KafkaEngine(Engine):
         self._membership: Membership | None = None
         self._node_watchers: Watchers[[]] = Watchers("nodes")
         self._shared: set[str] = set()
+        self._shard_count = shards
         self._leads = False
         self._catching_up = asyncio.Lock()
         self._stop_following: Callable[[], None] | None = None
@@ -119,21 +122,22 @@ class KafkaEngine(Engine):
         await self._client.start()
         try:
             self._reader = Reader(self._client, settings.append_s_max)
-            self._lock = NodeLock(self._client, self._reader, prefix)
-            self._transactions = Transactions(self._client, self._reader, self._lock, prefix)
-            self._sender = Sender(self._client, self._transactions, self._clock, self.stats, settings.append_s_max)
+            self._sender = Sender(self._client, self._clock, self.stats, settings.append_s_max)
             self._sender.on_fenced = self._was_fenced
             if self._node is not None:
                 self._sender.taken_over = LED_BY_ANOTHER
-            self._lock.on_lost = self._sender.fence
+            self._shards = Shards(self._client, self._reader, prefix, self.shards or 0, self._shared, self.partition)
+            self._lead = self._shards.lead
+            for claim in self._shards:
+                claim.on_lost = self._sender.fence
             self._follower = Follower(self._client)
-            self._running = [self._sender, self._transactions, self._follower]
+            self._running = [self._sender, *(claim.transactions for claim in self._shards), self._follower]
             replication = settings.replication or min(REPLICATION, len(self._client.nodes()))
             self._store = TopicStore(self._client, self._reader, settings, self._clock, replication)
             if self._role == "observe" and self._store.place[0] not in self._client.partition_counts():
                 raise TopicNotFound(f"Kafka has no topic {self._store.place[0]!r}: no broker has kept its log there")
             if self._node is None and self._role != "observe":
-                await self._check_alone(prefix)
+                await check_alone(self._client, self._reader, prefix)
             leads = self._role != "observe" and (self._node is None or await self._joined(self._node))
             if leads:
                 await self._take_over(prefix)
@@ -142,14 +146,14 @@ class KafkaEngine(Engine):
                     "getting a producer id", lambda: self._client.new_producer(TRANSACTION_MS)
                 )
             table = self._make_partition("topics", 0, self._store.place, TopicConfig(cleanup="compact"))
-            table.claimed = True
+            table.claim = self._lead
             self._table = table
             self._leads = leads
             load = self._store.observe if self._role == "observe" else self._store.load if leads else self._store.follow
             for topic in (await load(table)).values():
                 self._open(topic)
             if self._role == "retire":
-                await self._lock.fence([partition.place for parts in self._partitions.values() for partition in parts])
+                await self._lead.lock.fence([partition.place for partition in self._every_partition()])
             await self._follow_all()
         except BaseException as error:
             await self._release()
@@ -180,15 +184,6 @@ class KafkaEngine(Engine):
 
     # -- nodes -------------------------------------------------------------------------------------------------------------
 
-    async def _check_alone(self, prefix: str) -> None:
-        """Raise InvalidRequest if nodes share these topics: they would take turns with this one, and write to users' topics meanwhile."""
-        nodes = await self._reader.patiently("asking for other nodes", lambda: running_nodes(self._client, prefix))
-        if nodes:
-            raise InvalidRequest(
-                f"nodes of a cluster run on these topics in Kafka ({', '.join(nodes)}): stop all of them first, or give this broker the "
-                f"section [cluster] that they have. Kafka forgets one that was killed after {SESSION_S:g} seconds"
-            )
-
     async def _joined(self, node: str) -> bool:
         """Join the other nodes; returns whether this one is to lead. If not, another has made the table of topics."""
         self._membership = Membership(
@@ -198,6 +193,7 @@ class KafkaEngine(Engine):
             self._clock.now_ms(),
             self._membership_changed,
             self.background,
+            shards=self._shard_count,
         )
         await self._membership.join()
         while not self._membership.leads and self._store.place[0] not in self._client.partition_counts():
@@ -270,8 +266,35 @@ class KafkaEngine(Engine):
 
     def share(self, topic: str) -> None:
         self._shared.add(topic)
+        self._note_claims(topic)
+
+    # -- shards ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> int | None:
+        return None if self._node is None else self._shard_count
+
+    @property
+    def given_shards(self) -> Collection[int]:
+        return () if self._membership is None else self._membership.given
+
+    def divide(self, topic: str) -> None:
+        self._shards.divide(topic)
+        self._note_claims(topic)
+
+    @run_to_completion
+    async def claim_shard(self, shard: int) -> None:
+        await self._shards.take(shard)
+
+    @run_to_completion
+    async def release_shard(self, shard: int) -> None:
+        await self._shards.leave(shard)
+        if self._membership is not None:
+            self._membership.release(shard)
+
+    def _note_claims(self, topic: str) -> None:
         for partition in self._partitions.get(topic, ()):
-            partition.claimed = False
+            partition.claim = self._shards.claim_of(partition)
 
     async def catch_up(self) -> None:
         if not self._leads and self._table is not None:
@@ -281,7 +304,7 @@ class KafkaEngine(Engine):
     async def _take_over(self, prefix: str) -> None:
         """From here on a node that was here before writes nothing that matters."""
         try:
-            await self._lock.claim()
+            await self._lead.lock.claim()
             await self._store.open()
             counts = self._client.partition_counts()
             internal = [
@@ -291,26 +314,25 @@ class KafkaEngine(Engine):
                 and self._role != "import"  # the mark would take an offset of a record
                 for index in range(count)
             ]
-            await self._lock.fence(internal or [self._store.place])
-            await self._transactions.start()
+            await self._lead.lock.fence(internal or [self._store.place])
+            await self._lead.transactions.start()
         except KafkaFault as fault:
             raise NotWritten(
                 f"Kafka does not let this node claim its topics ({fault}): it needs the rights to create and write topics that begin"
                 f" with {prefix + OWNED!r}, and to use transactional ids that begin with {prefix + 'penstock.'!r}"
             ) from fault
-        self._sender.claim = self._lock.producer
         if self._node is None:
-            self._sender.producer = self._lock.producer
+            self._sender.producer = self._lead.producer
         elif self._sender.producer.id < 0:
             self._sender.producer = await self._reader.patiently(
                 "getting a producer id", lambda: self._client.new_producer(TRANSACTION_MS)
             )
-        self._sender.leads = True
+        self._lead.held = True
         self._kept_at = asyncio.get_running_loop().time()
 
     async def _follow_all(self) -> None:
         """Request the bounds of every partition, so that they are current right after the start."""
-        partitions = [partition for parts in self._partitions.values() for partition in parts]
+        partitions = list(self._every_partition())
         for at in range(0, len(partitions), FOLLOWED_AT_ONCE):
             await asyncio.gather(*(partition.follow() for partition in partitions[at : at + FOLLOWED_AT_ONCE]))
 
@@ -322,8 +344,7 @@ class KafkaEngine(Engine):
             await loop.cancel()
         async with self._changing:
             pass
-        partitions = [partition for parts in self._partitions.values() for partition in parts]
-        for partition in partitions:
+        for partition in self._every_partition():
             partition.close(deleted=False)
         try:
             async with asyncio.timeout(self._settings.append_s_max + CLOSE_S_MAX):
@@ -338,31 +359,28 @@ class KafkaEngine(Engine):
             await self._membership.leave()
         for part in self._running:
             await part.stop()
-        partitions = [partition for parts in self._partitions.values() for partition in parts]
         if self._table is not None:
-            partitions.append(self._table)
-        await asyncio.gather(*(partition.stop() for partition in partitions))
+            await self._table.stop()
+        await asyncio.gather(*(partition.stop() for partition in self._every_partition()))
         await self._client.close()
 
     def _was_fenced(self, reason: str) -> None:
         self._fenced = reason
         log.error("fenced", reason=reason)
-        for parts in self._partitions.values():
-            for partition in parts:
-                partition.fail(reason)
-                if not partition.busy:
-                    self._sender.refuse_queued(partition)
+        for partition in self._every_partition():
+            partition.fail(reason)
+            if not partition.busy:
+                self._sender.refuse_queued(partition)
         self._node_watchers.notify()
 
     async def _check_lock(self) -> float:
         """Find out that another node has taken over, even if nothing is written here."""
         now = asyncio.get_running_loop().time()
         try:
-            if self._leads and self._fenced is None:
-                if now - self._kept_at > KEEP_S:
-                    await self._lock.fence([self._store.place])
-                    self._kept_at = now
-                await self._lock.check()
+            keep = now - self._kept_at > KEEP_S
+            await self._shards.check(self._store.place, keep=keep)
+            if keep:
+                self._kept_at = now
         except NotWritten:
             pass  # the sender was fenced
         if self._fenced is not None:
@@ -378,18 +396,10 @@ class KafkaEngine(Engine):
                         self._open(topic)
                     await self._drop_vanished()
             self._follower.begin_all()
-            for parts in self._partitions.values():
-                for partition in parts:
-                    if partition.watchers and not partition.followed:
-                        self._follower.catch_up_soon(partition)
-            try:
-                sizes = await self._client.sizes()
-            except (Unanswered, KafkaFault) as error:
-                log.debug("sizes_unknown", error=str(error))
-                return LOOK_S
-            for parts in self._partitions.values():
-                for partition in parts:
-                    partition.size_bytes = sizes.get(partition.place, partition.size_bytes)
+            for partition in self._every_partition():
+                if partition.watchers and not partition.followed:
+                    self._follower.catch_up_soon(partition)
+            await self._follower.note_sizes(self._every_partition())
         return LOOK_S
 
     async def _drop_vanished(self) -> None:
@@ -423,6 +433,9 @@ class KafkaEngine(Engine):
             raise missing_partition(topic, index, parts)
         return parts[index]
 
+    def _every_partition(self) -> Iterator[KafkaPartition]:
+        return chain.from_iterable(list(self._partitions.values()))
+
     def _make_partition(self, name: str, index: int, place: tuple[str, int], config: TopicConfig) -> KafkaPartition:
         partition = KafkaPartition(
             name,
@@ -436,7 +449,7 @@ class KafkaEngine(Engine):
             tail_bytes=self._tail_bytes,
             failed=self.failed,
         )
-        partition.claimed = is_internal(name) and name not in self._shared
+        partition.claim = self._shards.claim_of(partition)
         return partition
 
     def _open(self, topic: StoredTopic, *, created: bool = False) -> None:
@@ -460,7 +473,8 @@ class KafkaEngine(Engine):
             if not partition.busy:
                 self._sender.refuse_queued(partition)
             self._follower.drop(partition)
-            self._transactions.forget(partition)
+            for claim in self._shards:
+                claim.transactions.forget(partition)
         del self._stored[name], self._topics[name]
         self._topic_watchers.notify(name)
 
@@ -571,12 +585,13 @@ class KafkaEngine(Engine):
                 asyncio.get_running_loop().call_soon(done, refusal)
                 return
         partition, batch = parts[0]
-        if not self._leads and len(parts) > 1:
-            error = NotLeading(f"this node does not lead: {leader_of(self.nodes())} does")
+        claim = self._shards.claim_for(parts)
+        if not claim.held and len(parts) > 1:
+            error = NotLeading(f"nothing was written, because {claim.what}")
             asyncio.get_running_loop().call_soon(done, error)
         elif len(parts) == 1 and not isinstance(batch, LateBatch):
             partition.append(
                 batch, lambda result: done(result if isinstance(result, PenstockError) else {partition: result})
             )
         else:
-            self._sender.append_atomic(parts, done)
+            self._sender.append_atomic(parts, done, claim)

@@ -7,6 +7,7 @@ nothing else, there is a pause between requests.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 import structlog
@@ -73,6 +74,16 @@ class Follower:
     def drop(self, partition: KafkaPartition) -> None:
         self._followed.pop(partition, None)
         partition.followed = False
+
+    async def note_sizes(self, partitions: Iterable[KafkaPartition]) -> None:
+        """Ask how large partitions are, and leave it if nobody answers."""
+        try:
+            sizes = await self._client.sizes()
+        except (Unanswered, KafkaFault) as error:
+            log.debug("sizes_unknown", error=str(error))
+            return
+        for partition in partitions:
+            partition.size_bytes = sizes.get(partition.place, partition.size_bytes)
 
     async def stop(self) -> None:
         self._stopped = True

@@ -31,6 +31,8 @@ def gather_transaction(first: Atomic) -> Transaction | None:
         appends += 1
 
     def fits(atomic: Atomic) -> bool:
+        if atomic.claim is not first.claim:
+            return False
         for partition in atomic.partitions:
             pending = next_of(partition)
             if partition.busy or pending is None or pending.atomic is not atomic:

@@ -1,4 +1,4 @@
-"""The claim of one node on its topics in a cluster.
+"""The claim of one node on what it alone writes in a cluster: the topics that are decided on by one, or a shard.
 
 Two nodes must not both decide. The claim is a transactional id: Kafka gives each who
 takes it a higher epoch, and refuses what is written with a lower one. The new owner ends an empty transaction on every internal partition:
@@ -27,10 +27,10 @@ NODE_ID: Final = "penstock.node"
 class NodeLock:
     """Held from `claim` until another node claims it."""
 
-    def __init__(self, client: KafkaClient, reader: Reader, prefix: str) -> None:
+    def __init__(self, client: KafkaClient, reader: Reader, transactional_id: str) -> None:
         self._client = client
         self._reader = reader
-        self._id = f"{prefix}{NODE_ID}"
+        self._id = transactional_id
         self.producer = ProducerId(-1, -1)
         self.on_lost: Callable[[], None] = lambda: None
         """Told whenever it is found that another node has taken the claim."""

@@ -34,6 +34,7 @@ from penstock.log.watchers import Watchers
 
 if TYPE_CHECKING:
     from penstock.log.kafka.appends import Pending
+    from penstock.log.kafka.claims import Claim
     from penstock.log.kafka.follower import Follower
     from penstock.log.kafka.sender import Sender
 
@@ -68,8 +69,8 @@ class KafkaPartition(Partition):
         self.busy = False
         """Whether a batch is in flight; what was appended meanwhile waits in the queue."""
         self.sequence = 0
-        self.claimed = False
-        """Whether only the node that leads writes here."""
+        self.claim: Claim | None = None
+        """What a node must hold to write here, if not every node may."""
         self.position = 0
         self.watchers: Watchers[[]] = Watchers(self)
         self._reader = reader
@@ -146,10 +147,8 @@ class KafkaPartition(Partition):
         """Why an append made now would not be taken."""
         if self._closed is not None:
             return self._gone()
-        if self.claimed and not self._sender.leads:
-            return NotLeading(
-                f"nothing was written, because this node does not lead and {self} is written by the one that does"
-            )
+        if self.claim is not None and not self.claim.held:
+            return NotLeading(f"nothing was written to {self}: {self.claim.what}, and another node does")
         if self._failure is not None:
             return NotWritten(f"nothing was written, because the partition has failed: {self._failure}")
         if batch is not None and self.config.cleanup == "compact" and not _all_have_keys(batch):
@@ -208,6 +207,13 @@ class KafkaPartition(Partition):
             self._unseen = [] if gone else [each for each in self._unseen if each[0] > self._end]
             for told in seen:
                 told()
+
+    async def written(self) -> None:
+        """Wait until nothing is in flight, and nothing waits to be."""
+        while True:
+            if not self.busy and not self.queue:
+                return
+            await asyncio.sleep(RETRY_S_MIN)
 
     # -- following ---------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from penstock.log.api import (
 )
 from penstock.log.kafka.appends import Atomic, Pending, Share, Transaction
 from penstock.log.kafka.batches import encode_batch, join_batches
+from penstock.log.kafka.claims import Claim
 from penstock.log.kafka.client import KafkaClient, Produced, ProducerId
 from penstock.log.kafka.faults import (
     FENCED,
@@ -52,7 +53,6 @@ from penstock.log.kafka.faults import (
 from penstock.log.kafka.gathering import gather_transaction
 from penstock.log.kafka.partition import KafkaPartition
 from penstock.log.kafka.reader import RETRY_S_MAX, RETRY_S_MIN, UNKNOWN_S_MAX
-from penstock.log.kafka.transactions import Transactions
 
 BATCH_BYTES: Final = 256 << 10
 """A batch is closed at this size: Kafka returns it whole, whatever is read of it. A larger append is one batch all the same."""
@@ -67,8 +67,8 @@ TAKEN_OVER: Final = (
 )
 """For a broker that has the topics for itself."""
 LED_BY_ANOTHER: Final = (
-    "another Penstock node leads this cluster now, so this one writes nothing more until it has started again, which it does by itself: "
-    "connect again, to any node"
+    "another Penstock node has the place of this one now, so this one writes nothing more until it has started again, which it does by "
+    "itself: connect again, to any node"
 )
 """For one node of several."""
 
@@ -94,17 +94,10 @@ class Flight:
 class Sender:
     """The queues of all partitions, and what is in flight."""
 
-    def __init__(
-        self, client: KafkaClient, transactions: Transactions, clock: Clock, stats: EngineStats, append_s_max: float
-    ) -> None:
+    def __init__(self, client: KafkaClient, clock: Clock, stats: EngineStats, append_s_max: float) -> None:
         self.producer = ProducerId(-1, -1)
-        """Of plain appends."""
-        self.claim = ProducerId(-1, -1)
-        """Of those to partitions that only the node that leads writes to: that of its lock, so that they are refused once another node
-        has taken it."""
-        self.leads = False
+        """Of plain appends to what every node may write. Others have that of the claim, and are refused once another node has taken it."""
         self._client = client
-        self._transactions = transactions
         self._clock = clock
         self._stats = stats
         self._append_s_max = append_s_max
@@ -136,12 +129,13 @@ class Sender:
         partition.queue.append(Pending(batch, done, self._loop.time()))
         self._submit(partition)
 
-    def append_atomic(self, parts: Sequence[BatchFor], done: OnAllAppended) -> None:
+    def append_atomic(self, parts: Sequence[BatchFor], done: OnAllAppended, claim: Claim) -> None:
+        """Append by a transaction of the claim, which covers those partitions that need one."""
         if self._fenced is not None:
             self._loop.call_soon(done, NotWritten(self._fenced))
             return
         self._count()
-        atomic = Atomic([_ours(part.partition) for part in parts], [part.batch for part in parts], done)
+        atomic = Atomic([_ours(part.partition) for part in parts], [part.batch for part in parts], done, claim)
         for partition, batch in zip(atomic.partitions, atomic.batches, strict=True):
             partition.queue.append(Pending(batch, None, self._loop.time(), atomic))
             self._submit(partition)
@@ -261,7 +255,7 @@ class Sender:
     def _encode(self, partition: KafkaPartition, appends: Sequence[Pending], now_ms: int) -> tuple[Batch, bytes]:
         batch = join_batches([_given(pending) for pending in appends])
         compress = partition.config.compression == "zstd"
-        producer = self.claim if partition.claimed else self.producer
+        producer = self.producer if partition.claim is None else partition.claim.producer
         return batch, encode_batch(batch, now_ms, producer, partition.sequence, compress=compress)
 
     def _put_back(self, partition: KafkaPartition, appends: Sequence[Pending]) -> None:
@@ -450,7 +444,8 @@ class Sender:
         began = self._loop.time()
         deadline = began + self._append_s_max
         try:
-            written, refused = await self._transactions.run(transaction, deadline, self._clock.now_ms)
+            transactions = transaction.atomics[0].claim.transactions
+            written, refused = await transactions.run(transaction, deadline, self._clock.now_ms)
         except PenstockError as error:
             self._stats.commit_errors += 1
             self._transaction_failed(transaction, error)

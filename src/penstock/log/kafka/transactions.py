@@ -60,11 +60,11 @@ class _Writer:
 class Transactions:
     """The pool, and the steps of a transaction."""
 
-    def __init__(self, client: KafkaClient, reader: Reader, lock: NodeLock, prefix: str) -> None:
+    def __init__(self, client: KafkaClient, reader: Reader, lock: NodeLock, transactional_ids: Sequence[str]) -> None:
         self._client = client
         self._reader = reader
         self._lock = lock
-        self._writers = [_Writer(f"{prefix}penstock.txn.{number}") for number in range(POOL_SIZE)]
+        self._writers = [_Writer(each) for each in transactional_ids]
         self._free: asyncio.LifoQueue[_Writer] = asyncio.LifoQueue()
         self._endings = Tasks()
 
@@ -72,6 +72,7 @@ class Transactions:
         """Take every id, which aborts what a node before this one left open."""
         await asyncio.gather(*(self._take(writer) for writer in self._writers))
         await self._lock.check()
+        self._free = asyncio.LifoQueue()
         for writer in self._writers:
             self._free.put_nowait(writer)
 

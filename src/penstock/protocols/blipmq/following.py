@@ -1,13 +1,14 @@
-"""BlipMQ on one of several nodes: publishes are committed on the node that the client is connected to, and what concerns subscriptions is
-passed on, frame by frame, to the node that leads, which has them.
+"""BlipMQ on one of several nodes: publishes are committed on the node that the client is connected to, and what concerns a subscription is
+passed on, frame by frame, to the node that owns its shard, over a link for each shard.
 
 A client finds its own messages: what it published is committed before a POLL or SUBSCRIBE of it is passed on, what it publishes behind a
-SUBSCRIBE waits for the answer to that, and the node that leads looks for messages before it says nothing. Frames of both nodes go to the
-client whole, those of each in the order of what they answer; a NACK to a PUBLISH may come before answers to frames in front of it, and
-comes before the PONG of a PING behind it. A PING is passed on once anything was, so that its PONG is behind all of that.
+SUBSCRIBE waits for the answer to that, and the other node looks for messages before it says nothing. Answers come in the order of what they
+answer, because one node at a time is asked: before another is, a PING that the client does not see shows that the one before has answered
+everything, and stored what was acknowledged. Only a NACK to a PUBLISH may come before answers to frames in front of it. It comes before the
+PONG of a PING behind it, which is passed on to the node that was asked last.
 
-If the node that leads is lost, its clients' connections end: what it was asked has an unknown outcome, and what it delivered comes again.
-Connections over which nothing was passed on stay.
+If an owner is lost, connections end over which something was passed on to it: what it was asked has an unknown outcome, and what it
+delivered comes again. Others stay.
 """
 
 from __future__ import annotations
@@ -17,37 +18,45 @@ from typing import Final
 
 from penstock.broker.access.checks import Principal
 from penstock.broker.deliveries.subscription import Subscription
+from penstock.errors import PenstockError
 from penstock.net.session import Connection, Introduction
 from penstock.protocols.blipmq import codec
 from penstock.protocols.blipmq.codec import Frame, IdRun, Message
 from penstock.protocols.blipmq.session import SILENCE, BlipMQ, BlipMQSession
-from penstock.protocols.blipmq.wire import HEAD_BYTES, ID_FRAME, LENGTH_BYTES, LENGTH_MAX, FrameType
+from penstock.protocols.blipmq.wire import (
+    HEAD_BYTES,
+    ID_FRAME,
+    LENGTH_BYTES,
+    LENGTH_MAX,
+    FrameType,
+)
 from penstock.protocols.conversation import ReplySlot
-from penstock.protocols.leader_link import (
-    DialLeader,
-    LeaderLink,
+from penstock.protocols.node_link import (
+    DialNode,
+    NodeLink,
     introduced_key,
     introduced_principal,
     introduction_of,
 )
 
-_PING, _SUBSCRIBE, _PUBLISH = int(FrameType.PING), int(FrameType.SUBSCRIBE), int(FrameType.PUBLISH)
-_ANSWERS: Final = (int(FrameType.ACK), int(FrameType.NACK))
+_PING, _PONG, _NACK = int(FrameType.PING), int(FrameType.PONG), int(FrameType.NACK)
+_SUBSCRIBE, _PUBLISH = int(FrameType.SUBSCRIBE), int(FrameType.PUBLISH)
+DRAIN: Final = (1 << 64) - 1
+"""The correlation id of the PING that a client does not see."""
+_ANSWERS: Final = (int(FrameType.ACK), _NACK)
 _LENGTH: Final = ID_FRAME.size - LENGTH_BYTES
 
 
 class NodeBlipMQ:
     """Makes the sessions of one of several nodes: of clients that are connected to it, and of those that another node speaks for."""
 
-    def __init__(self, shared: BlipMQ, dial_leader: DialLeader) -> None:
+    def __init__(self, shared: BlipMQ, dial_node: DialNode) -> None:
         self.stats = shared.stats
         self._shared = shared
-        self._dial_leader = dial_leader
+        self._dial_node = dial_node
 
     def __call__(self, connection: Connection) -> BlipMQSession:
-        if self._shared.broker.leading.leads:
-            return BlipMQSession(self._shared, connection)
-        return FollowingSession(self._shared, connection, self._dial_leader)
+        return FollowingSession(self._shared, connection, self._dial_node)
 
     def introduced(self, connection: Connection, introduction: Introduction) -> BlipMQSession:
         """Open a session for a client that has logged in on another node."""
@@ -55,98 +64,159 @@ class NodeBlipMQ:
         return IntroducedSession(self._shared, connection, principal, key_digest)
 
 
+class _Way:
+    """To the owner of a shard, and how far what comes from there has been sent on."""
+
+    __slots__ = ("frames", "link")
+
+    def __init__(self, link: NodeLink) -> None:
+        self.link = link
+        self.frames = FrameFilter()
+
+
 class FollowingSession(BlipMQSession):
-    """Of a client that is connected to a node that does not lead."""
+    """Of a client that is connected to a node of several."""
 
-    __slots__ = ("_dial", "_frames", "_link", "_link_of", "_subscribing")
+    __slots__ = ("_asked", "_dial", "_subscribing", "_ways", "_ways_of")
 
-    def __init__(self, shared: BlipMQ, connection: Connection, dial: DialLeader) -> None:
+    def __init__(self, shared: BlipMQ, connection: Connection, dial: DialNode) -> None:
         super().__init__(shared, connection)
         self._dial = dial
-        self._link: LeaderLink | None = None
-        """Made when it is needed, for one principal."""
-        self._link_of: Principal | None = None
-        self._frames = FrameCounter()
+        self._ways: dict[int, _Way] = {}
+        """By shard. Made when they are needed, for one principal."""
+        self._ways_of: Principal | None = None
+        self._asked: int | None = None
+        """The shard whose owner may not have answered everything; None if no other node has something to answer."""
         self._subscribing = False
         """A SUBSCRIBE was passed on and is not answered; what is behind it waits."""
 
     # --- what the network calls ---
 
     def resume(self) -> None:
-        if self._link is not None:
-            self._link.resume()
+        for way in self._ways.values():
+            way.link.resume()
         super().resume()
 
     def closed(self) -> None:
         self._unlink()
         super().closed()
 
-    # --- what is passed on ---
+    # --- who is asked ---
 
     def _decode(self, data: bytes) -> None:
         super()._decode(data)
-        if self._link is not None and self._principal is not self._link_of:  # the key was revoked since
+        if self._ways and self._principal is not self._ways_of:  # the key was revoked since
             self._unlink()
 
     def _must_wait(self, message: Message) -> bool:
         if super()._must_wait(message):
             return True
         # Here its PONG would wait for the NACKs in front of it; from elsewhere it may come before them.
-        return (
-            isinstance(message, Frame)
-            and message.type == _PING
-            and self._link is not None
-            and self._first_slot is not None
-        )
+        is_ping = isinstance(message, Frame) and message.type == _PING
+        return is_ping and self._asked is not None and self._first_slot is not None
+
+    def _start(self, message: Message) -> None:
+        if self._asked is not None and isinstance(message, Frame | IdRun):
+            shard = self._shard_of(message)
+            if shard is not None and shard != self._asked:
+                self._waiting.append(message)
+                self._drain(self._ways[self._asked])
+                return
+        super()._start(message)
+
+    def _shard_of(self, message: Frame | IdRun) -> int | None:
+        """Return the shard that a message is about, None for one that any node answers."""
+        if isinstance(message, IdRun):
+            number = message.subscription_id
+            return self._subscriptions.shard_of_number(number) if number else None
+        parsed = codec.parse_subscribe(message.payload) if message.type == _SUBSCRIBE else None
+        return self._subscriptions.shard_of(parsed[0]) if parsed is not None and parsed[0] else None
+
+    def _drain(self, way: _Way) -> None:
+        """Start nothing more until a node has said that it has answered everything."""
+        way.frames.is_draining = self._busy = True
+        way.link.send(codec.encode_ping(DRAIN), 0)
+
+    # --- what is passed on ---
 
     def _answer_frame(self, frame: Frame, slot: ReplySlot) -> bytes | None:
-        passed_on = frame.type == _SUBSCRIBE or (frame.type == _PING and self._link is not None)
-        if self._principal is None or not passed_on:
+        if self._principal is not None and frame.type == _PING and self._asked is not None:
+            return self._pass_on_ping(frame, self._principal, slot)
+        shard = self._shard_of(frame)
+        if self._principal is None or shard is None or self._subscriptions.owns(shard):
             return super()._answer_frame(frame, slot)
-        self._stats.requests[frame.type] += 1
-        reply = self._pass_on(codec.encode_frame(*frame), self._principal, slot)
-        if frame.type == _SUBSCRIBE:
-            self._subscribing = self._busy = True
-            self._frames.awaited_id = frame.correlation_id
+        self._stats.requests[_SUBSCRIBE] += 1
+        reply = self._pass_on(shard, codec.encode_frame(*frame), self._principal, slot)
+        self._subscribing = self._busy = True
+        self._ways[shard].frames.awaited_id = frame.correlation_id
         return reply
 
     def _answer_ids(self, run: IdRun, slot: ReplySlot) -> bytes | None:
-        if self._principal is None:
-            return super()._answer_ids(run, slot)
         kind, subscription_id, correlation_ids = run
+        shard = self._shard_of(run)
+        if self._principal is None or shard is None or self._subscriptions.owns(shard):
+            return super()._answer_ids(run, slot)
         self._stats.requests[kind] += len(correlation_ids)
         frames = b"".join([ID_FRAME.pack(_LENGTH, kind, each, subscription_id) for each in correlation_ids])
-        return self._pass_on(frames, self._principal, slot)
+        return self._pass_on(shard, frames, self._principal, slot)
 
-    def _pass_on(self, frames: bytes, principal: Principal, slot: ReplySlot) -> bytes:
-        """Have the node that leads answer. Nothing answers here; what is held for it is released when it is on its way."""
-        if self._link is not None and self._link_of is not principal:
+    def _pass_on_ping(self, frame: Frame, principal: Principal, slot: ReplySlot) -> bytes | None:
+        """Have the node that was asked last answer, once this one has stored what was acknowledged here."""
+        self._stats.requests[_PING] += 1
+        assert self._asked is not None
+        pass_on = partial(self._pass_on, self._asked, codec.encode_frame(*frame), principal, slot)
+        if not self._acknowledged:
+            return pass_on()
+        self._acknowledged = False
+        self._busy = True
+
+        def durable(error: PenstockError | None) -> None:
+            self._acknowledged = error is not None
+            self.answer(slot, pass_on() if error is None else self._not_stored(frame.correlation_id, error))
+            self.flush()
+            self._busy = False
+            self.advance_soon()
+
+        self._subscriptions.when_durable(durable)
+        return None
+
+    def _pass_on(self, shard: int, frames: bytes, principal: Principal, slot: ReplySlot) -> bytes:
+        """Have the owner of a shard answer. Nothing answers here; what is held for it is released when it is on its way."""
+        if self._ways_of is not principal:
             self._unlink()
-        if self._link is None:
-            self._link_of = principal
-            self._link = LeaderLink(
+            self._ways_of = principal
+        if shard not in self._ways:
+            link = NodeLink(
                 self._connection,
-                self._dial.leader,
-                partial(self._dial.dial, introduction_of("blipmq", principal, key_digest=self._key_digest)),
-                received=self._received,
+                self._dial,
+                introduction_of("blipmq", principal, key_digest=self._key_digest, shard=shard),
+                received=partial(self._received, shard),
                 ended=self._lost,
             )
+            self._ways[shard] = _Way(link)
+        self._asked = shard
         held_bytes, slot.held_bytes = slot.held_bytes, 0
-        self._link.send(frames, held_bytes)
+        self._ways[shard].link.send(frames, held_bytes)
         return SILENCE
 
-    def _received(self, data: bytes) -> None:
-        begun_bytes = self._frames.begun_in(data)
-        self._stats.sent_records += self._frames.count(data)
-        if self._ready and begun_bytes < len(data):  # what is ready goes before the next frame, which may be a PONG
-            if begun_bytes:
-                self._connection.send(data[:begun_bytes])
+    def _received(self, shard: int, data: bytes) -> None:
+        frames = self._ways[shard].frames
+        was_draining = frames.is_draining
+        begun, rest, deliveries = frames.feed(data)
+        self._stats.sent_records += deliveries
+        if begun:
+            self._connection.send(begun)
+        if self._ready and rest:  # what is ready goes before the next frame, which may be a PONG
             super().flush()
-            data = data[begun_bytes:]
-        self._connection.send(data)
+        if rest:
+            self._connection.send(rest)
         self.flush()
-        if self._frames.awaited_id is None:
+        if frames.awaited_id is None:
             self._go_on_after_subscribe()
+        if was_draining and not frames.is_draining:
+            self._asked = None
+            self._busy = False
+            self.advance_soon()
 
     def _go_on_after_subscribe(self) -> None:
         if self._subscribing:
@@ -157,24 +227,34 @@ class FollowingSession(BlipMQSession):
         self._forget_waiting()  # a connection that is closed waits for what it holds
         self._connection.close()
 
+    @property
+    def _is_inside(self) -> bool:
+        """Whether a part of another node's frame was sent to the client, and nothing else may be."""
+        return self._asked is not None and self._asked in self._ways and self._ways[self._asked].frames.inside
+
     def flush(self) -> None:
-        """Send what is ready, but not inside a frame of the node that leads."""
-        if not self._frames.inside:
+        """Send what is ready, but not inside a frame of another node."""
+        if not self._is_inside:
             super().flush()
 
     def _unlink(self) -> None:
-        link, self._link = self._link, None
+        was_inside = self._is_inside
+        ways, self._ways = self._ways, {}
+        self._asked = None
         self._go_on_after_subscribe()
-        if link is not None:
-            link.close()
-            if self._frames.inside:
-                self._connection.close()
+        if any(way.frames.is_draining for way in ways.values()):
+            self._busy = False
+            self.advance_soon()
+        for way in ways.values():
+            way.link.close()
+        if was_inside:
+            self._connection.close()
 
 
-class FrameCounter:
-    """Finds where frames end in what comes in pieces of any size."""
+class FrameFilter:
+    """Finds where frames end in what comes in pieces of any size, and leaves out the PONG that shows that everything is answered."""
 
-    __slots__ = ("_head", "_missing_bytes", "awaited_id")
+    __slots__ = ("_head", "_missing_bytes", "awaited_id", "is_draining")
 
     def __init__(self) -> None:
         self._head = b""
@@ -183,46 +263,47 @@ class FrameCounter:
         """Of the frame whose head has come."""
         self.awaited_id: int | None = None
         """The correlation id of a request, until its answer has begun."""
+        self.is_draining = False
+        """Until the PONG has come."""
 
     @property
     def inside(self) -> bool:
-        return bool(self._head) or self._missing_bytes > 0
+        """Whether a part of a frame was returned."""
+        return self._missing_bytes > 0
 
-    def begun_in(self, data: bytes) -> int:
-        """Return how much of what comes next is of a frame that has begun."""
-        missing_bytes = self._missing_bytes
-        if self._head:
-            head = self._head + data[:LENGTH_BYTES]
-            if len(head) < LENGTH_BYTES:
-                return len(data)
-            missing_bytes = LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "big") - len(self._head)
-        return max(0, min(missing_bytes, len(data)))
-
-    def count(self, data: bytes) -> int:
-        """Take what comes next; returns how many deliveries begin there. Raises OSError if it is no frame."""
-        deliveries = 0
-        position = min(self._missing_bytes, len(data))
-        self._missing_bytes -= position
-        data = self._head + data
+    def feed(self, data: bytes) -> tuple[bytes, bytes, int]:
+        """Take what comes next; returns what of it belongs to a frame that has begun, frames behind that, and how many deliveries those
+        are. Raises OSError if it is no frame, or says that what was acknowledged could not be stored."""
+        begun, data = data[: self._missing_bytes], self._head + data[self._missing_bytes :]
+        self._missing_bytes -= len(begun)
+        position = start = deliveries = 0
+        kept: list[bytes] = []
         while len(data) - position >= HEAD_BYTES:
             length = int.from_bytes(data[position : position + LENGTH_BYTES], "big")
             if length > LENGTH_MAX:
                 raise OSError(f"a frame of {length} bytes")
             kind = data[position + LENGTH_BYTES]
-            deliveries += kind == _PUBLISH
-            if self.awaited_id is not None and kind in _ANSWERS:
-                correlation_id = int.from_bytes(data[position + LENGTH_BYTES + 1 : position + HEAD_BYTES], "big")
-                if correlation_id == self.awaited_id:
-                    self.awaited_id = None
+            correlation_id = int.from_bytes(data[position + LENGTH_BYTES + 1 : position + HEAD_BYTES], "big")
             end = position + LENGTH_BYTES + length
+            drained = self.is_draining and correlation_id == DRAIN and kind in (_PONG, _NACK)
+            if drained and kind == _NACK:
+                raise OSError("what was acknowledged could not be stored")
+            if drained:
+                self.is_draining = False
+                kept.append(data[start:position])
+                start = end
+            deliveries += kind == _PUBLISH
+            if kind in _ANSWERS and correlation_id == self.awaited_id:
+                self.awaited_id = None
             position = min(end, len(data))
             self._missing_bytes = end - position
         self._head = data[position:]
-        return deliveries
+        kept.append(data[start:position])
+        return begun, b"".join(kept), deliveries
 
 
 class IntroducedSession(BlipMQSession):
-    """Of a client of another node, on the node that leads. What that node has committed may not be seen here yet."""
+    """Of a client of another node, on the owner of a shard. What that node has committed may not be seen here yet."""
 
     __slots__ = ("_looked", "_were_put_back")
 

@@ -299,7 +299,7 @@ class BlipMQSession(Conversation[Message]):
             if error is None:
                 reply = codec.encode_pong(correlation_id)
             else:
-                reply = self._nack(correlation_id, NackCode.INTERNAL, f"acknowledgements not stored yet: {error}")
+                reply = self._not_stored(correlation_id, error)
                 self._acknowledged = True
             self.answer(slot, reply)
             self.flush()  # in this turn: a connection that is being closed is closed in the next, once nothing is held
@@ -449,6 +449,9 @@ class BlipMQSession(Conversation[Message]):
     def _nack(self, correlation_id: int, code: int, reason: str) -> bytes:
         self._stats.errors += 1
         return codec.encode_nack(correlation_id, code, reason)
+
+    def _not_stored(self, correlation_id: int, error: PenstockError) -> bytes:
+        return self._nack(correlation_id, NackCode.INTERNAL, f"acknowledgements not stored yet: {error}")
 
     def _nack_all(self, correlation_ids: Sequence[int], code: int, reason: str) -> bytes:
         return b"".join([self._nack(each, code, reason) for each in correlation_ids])

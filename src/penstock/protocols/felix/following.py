@@ -1,7 +1,7 @@
 """Felix on one of several nodes: publishes and subscriptions are served by the node that the client is connected to. Requests of consumer
-groups and the cache are passed on, one by one, to the node that leads, which has them.
+groups are passed on, one by one, to the node that owns the shard of the stream, those of the cache to the node that leads.
 
-A client finds what it has published: the node that leads looks for that before it answers a poll. A topic that is not known here may have
+A client finds what it has published: the other node looks for that before it answers a poll. A topic that is not known here may have
 been created on another node a moment ago, so this one catches up before it says so.
 """
 
@@ -38,7 +38,7 @@ from penstock.protocols.felix.server.stream import Answering, FelixStream
 from penstock.protocols.felix.server.subscribing import Subscriptions
 from penstock.protocols.felix.session import Felix, FelixConnection
 from penstock.protocols.felix.wire import PAYLOAD_BYTES_MAX
-from penstock.protocols.leader_link import DialLeader, introduced_key, introduced_principal, introduction_of
+from penstock.protocols.node_link import DialNode, introduced_key, introduced_principal, introduction_of
 from penstock.protocols.stream_link import Kind, LinkedSession, LinkedSessions, StreamLink
 
 Led = CacheGet | CachePut | CacheDelete | GroupPoll | GroupAck | GroupNack
@@ -47,14 +47,14 @@ Led = CacheGet | CachePut | CacheDelete | GroupPoll | GroupAck | GroupNack
 class NodeFelix:
     """Makes the sessions of one of several nodes: of connections to it, and of streams that other nodes speak for."""
 
-    def __init__(self, felix: Felix, dial_leader: DialLeader) -> None:
+    def __init__(self, felix: Felix, dial_node: DialNode) -> None:
         self.stats = felix.stats
         self.linked = LinkedSessions()
         self._shared = felix.shared
-        self._dial_leader = dial_leader
+        self._dial_node = dial_node
 
     def __call__(self, connection: QuicConnection) -> FelixConnection:
-        return FelixConnection(self._shared, connection, partial(FollowingStream, self._dial_leader))
+        return FelixConnection(self._shared, connection, partial(FollowingStream, self._dial_node))
 
     def introduced(self, connection: Connection, introduction: Introduction) -> LinkedSession:
         """Open a session for a client of another node."""
@@ -67,18 +67,19 @@ class NodeFelix:
 
 
 class FollowingStream(FelixStream):
-    """Of a client that is connected to a node which may follow."""
+    """Of a client that is connected to a node of several."""
 
-    __slots__ = ("_answered", "_asked", "_dial", "_is_link_ending", "_link", "_link_of", "_looked_for")
+    __slots__ = ("_answered", "_asked", "_asked_of", "_dial", "_ending", "_links", "_links_of", "_looked_for")
 
-    def __init__(self, dial: DialLeader, *given: Any, **named: Any) -> None:
+    def __init__(self, dial: DialNode, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._dial = dial
-        self._link: StreamLink | None = None
-        """Made when it is needed, for one identity and form of answers."""
-        self._is_link_ending = False
+        self._links: dict[int | None, StreamLink] = {}
+        """By shard; None for the node that leads. Made when they are needed, for one identity and form of answers."""
+        self._links_of: tuple[Identity, bool, bool] | None = None
+        self._ending: StreamLink | None = None
         """The other node was told to answer the poll that is there, and takes nothing more."""
-        self._link_of: tuple[Identity, bool, bool] | None = None
+        self._asked_of: int | None = None
         self._asked: Led | None = None
         """What was passed on last, until it is answered."""
         self._answered: asyncio.Future[bytes] | None = None
@@ -89,9 +90,18 @@ class FollowingStream(FelixStream):
     # --- what is served here ---
 
     @property
-    def _is_served_here(self) -> bool:
-        """Whatever is asked for: this node leads, or the client must log in first, which any node can say."""
-        return self._broker.leading.leads or (self._shared.login_required and not self._identity.principal.name)
+    def _is_refused(self) -> bool:
+        """Whether the client must log in first, which any node can say."""
+        return self._shared.login_required and not self._identity.principal.name
+
+    def _is_served_here(self, shard: int | None) -> bool:
+        return self._broker.leading.leads if shard is None else self._broker.subscriptions.owns(shard)
+
+    def _shard_of(self, request: Led) -> int | None:
+        if not isinstance(request, GroupPoll | GroupAck | GroupNack):
+            return None
+        topic = self._shared.scopes.topic(Scope(request.tenant_id, request.namespace, request.stream))
+        return self._broker.subscriptions.shard_of(topic, request.group)
 
     def _start(self, frame: Frame) -> None:
         if self._looked_for is not frame and self._is_of_unknown_topic():
@@ -103,7 +113,7 @@ class FollowingStream(FelixStream):
 
     def _is_of_unknown_topic(self) -> bool:
         request = self._next
-        if not isinstance(request, Publish | PublishBatch | BinaryPublish | Subscribe) or self._is_served_here:
+        if not isinstance(request, Publish | PublishBatch | BinaryPublish | Subscribe | GroupPoll) or self._is_refused:
             return False
         try:
             topic = self._shared.scopes.topic(Scope(request.tenant_id, request.namespace, request.stream))
@@ -125,17 +135,25 @@ class FollowingStream(FelixStream):
     # --- what is passed on ---
 
     def _reply(self, request: Any) -> bytes | Answering:
-        if isinstance(request, Led) and not self._is_served_here:
-            return self._ask_leader(request)
+        if isinstance(request, Led) and not self._is_refused:
+            try:
+                shard = self._shard_of(request)
+            except PenstockError:
+                return super()._reply(request)  # which says what is wrong with it
+            if not self._is_served_here(shard):
+                return self._ask_other(request, shard)
         return super()._reply(request)
 
-    async def _ask_leader(self, request: Led) -> bytes:
-        """Return the answer of the node that leads. Raises OutcomeUnknown if it is lost, or not reached."""
-        link_of = self._identity, self._said_auth, self._with_codes
-        if self._link is None or self._link_of != link_of or self._is_link_ending:
-            self._unlink()
-            self._link_of = link_of
-            self._is_link_ending = False
+    async def _ask_other(self, request: Led, shard: int | None) -> bytes:
+        """Return the answer of the node that owns a shard, or that leads. Raises OutcomeUnknown if it is lost, or not reached."""
+        links_of = self._identity, self._said_auth, self._with_codes
+        if self._links_of != links_of:
+            self._unlink_all()
+            self._links_of = links_of
+        link = self._links.get(shard)
+        if link is None or link is self._ending:
+            if link is not None:
+                self._unlink(shard)
             introduction = introduction_of(
                 "felix",
                 self._identity.principal,
@@ -143,14 +161,19 @@ class FollowingStream(FelixStream):
                 key_digest=self._identity.key_digest,
                 tenant=self._identity.tenant_id,
                 codes=self._with_codes,
+                shard=shard,
             )
-            dialing = partial(self._dial.dial, introduction)
-            self._link = StreamLink(
-                self._stream, self._dial.leader, dialing, answered=self._take_answer, ended=self._link_ended
+            link = self._links[shard] = StreamLink(
+                self._stream,
+                self._dial,
+                introduction,
+                answered=self._take_answer,
+                ended=partial(self._link_ended, shard),
             )
         self._asked = request
+        self._asked_of = shard
         self._answered = asyncio.get_running_loop().create_future()
-        self._link.send(encode_message(request), 0)
+        link.send(encode_message(request), 0)
         if self._muted or self._stopping:
             self._stop_polling()
         return await self._answered
@@ -166,36 +189,40 @@ class FollowingStream(FelixStream):
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(data)
 
-    def _link_ended(self, _: bool) -> None:
-        self._link = None
-        if self._answered is not None and not self._answered.done():
+    def _link_ended(self, shard: int | None, _: bool = False) -> None:
+        self._links.pop(shard, None)
+        if self._asked_of == shard and self._answered is not None and not self._answered.done():
             self._answered.set_exception(
-                OutcomeUnknown("no answer came from the node that leads: look whether it was done, or ask again")
+                OutcomeUnknown("no answer came from the node that was asked: look whether it was done, or ask again")
             )
 
     def closed(self) -> None:
         super().closed()
-        self._unlink()
+        self._unlink_all()
 
     def _stop_polling(self) -> None:
         super()._stop_polling()
         if not isinstance(self._asked, GroupPoll):
             return  # anything else does not wait, and is done though nobody may read the answer
         if self._muted:
-            self._unlink()
-        elif self._link is not None:
-            self._link.tell(Kind.STOPPING)
-            self._is_link_ending = True
+            self._unlink(self._asked_of)
+        elif self._asked_of in self._links:
+            self._ending = self._links[self._asked_of]
+            self._ending.tell(Kind.STOPPING)
 
-    def _unlink(self) -> None:
-        link = self._link
+    def _unlink(self, shard: int | None) -> None:
+        link = self._links.get(shard)
         if link is not None:
             link.close()
-            self._link_ended(False)
+            self._link_ended(shard)
+
+    def _unlink_all(self) -> None:
+        for shard in list(self._links):
+            self._unlink(shard)
 
 
 class IntroducedStream(FelixStream):
-    """Of a client of another node, on the node that leads. What that node has committed may not be seen here yet."""
+    """Of a client of another node, on the one that has what it asks for. What that node has committed may not be seen here yet."""
 
     __slots__ = ()
 
@@ -228,8 +255,10 @@ class IntroducedStream(FelixStream):
 
     async def _show_and_answer(self, request: GroupPoll, answering: Answering) -> bytes:
         try:
-            scope = Scope(request.tenant_id, request.namespace, request.stream)
-            await self._broker.leading.refresh_ends([self._shared.scopes.topic(scope)])
+            topic = self._shared.scopes.topic(Scope(request.tenant_id, request.namespace, request.stream))
+            if not self._broker.topics.exists(topic):
+                await self._broker.leading.catch_up()
+            await self._broker.leading.refresh_ends([topic])
         except BaseException:
             answering.close()
             raise

@@ -56,12 +56,12 @@ from penstock.protocols.flymq.server.dispatch import (
 from penstock.protocols.flymq.server.fetching import Fetcher
 from penstock.protocols.flymq.server.forwarding import (
     FORWARDED,
-    LeaderSession,
+    NodeSession,
     is_forwarded,
     sent_again,
     topic_of,
 )
-from penstock.protocols.leader_link import DialLeader, introduced_principal
+from penstock.protocols.node_link import DialNode, introduced_principal
 from penstock.stats import SessionStats
 
 REQUESTS_PER_TURN_MAX = 64
@@ -103,11 +103,11 @@ class FlyMQ:
         login_required: bool = False,
         dialect: Dialect = Dialect.AUTO,
         codec_limits: CodecLimits | None = None,
-        dial_leader: DialLeader | None = None,
+        dial_node: DialNode | None = None,
     ) -> None:
-        """Where a login is required, clients that have not logged in may send small requests only. `dial_leader` is for a node of
+        """Where a login is required, clients that have not logged in may send small requests only. `dial_node` is for a node of
         several."""
-        self.dial_leader = dial_leader
+        self.dial_node = dial_node
         self.broker = broker
         self.login_required = login_required
         self.clock = clock
@@ -124,7 +124,10 @@ class FlyMQ:
     def introduced(self, connection: Connection, introduction: Introduction) -> FlyMQSession:
         """Open a session for a client that another node speaks for."""
         principal = introduced_principal(introduction)
-        return FlyMQSession(self, connection, principal, native=introduction.native, is_introduced=True)
+        asks_owner = introduction.shard is not None
+        return FlyMQSession(
+            self, connection, principal, native=introduction.native, is_introduced=True, forwards=not asks_owner
+        )
 
 
 class FlyMQSession(Conversation[Request]):
@@ -143,14 +146,16 @@ class FlyMQSession(Conversation[Request]):
         *,
         native: bool | None = None,
         is_introduced: bool = False,
+        forwards: bool = True,
     ) -> None:
+        """`forwards`: whether another node is asked for what this one does not decide."""
         self._login_pending = shared.login_required and not principal.name and not is_introduced
-        dial_leader, limits, login_required = shared.dial_leader, shared.codec_limits, self._login_pending
-        if dial_leader is None:
+        dial_node, limits, login_required = shared.dial_node, shared.codec_limits, self._login_pending
+        if dial_node is None or not forwards:
             self._leader = None
             decoder = RequestDecoder(limits, login_required=login_required, frames_max=REQUESTS_PER_TURN_MAX)
         else:
-            self._leader = LeaderSession(dial_leader)
+            self._leader = NodeSession(dial_node)
             decoder = KeepingDecoder(FORWARDED, limits, login_required=login_required, frames_max=REQUESTS_PER_TURN_MAX)
         self._topics_shown: dict[str, None] = {}
         self._is_introduced = is_introduced

@@ -1,8 +1,8 @@
 """Fujin on one of several nodes: what is written is committed on the node that the client is connected to. Streams of readers are passed on
-to the node that leads, which has their subscriptions; so is a writer's from its first BEGIN on, because transactions are there, too.
+to the node that owns the shard of their subscription. A writer's is from its first BEGIN on, to the node that leads and has transactions.
 
 Replies to writes that cannot be understood are given here, and may come before those to what was passed on in front of them; all have the
-correlation id of what they answer. If the node that leads is lost, the streams that were passed on are reset: readers get what they had
+correlation id of what they answer. If the other node is lost, the streams that were passed on to it are reset: readers get what they had
 not settled again, and what became of a transaction is unknown if its COMMIT was not answered.
 """
 
@@ -16,7 +16,7 @@ from penstock.net.quic_session import QuicConnection, Stream
 from penstock.net.session import Connection, Introduction
 from penstock.protocols.bytes import U16, U32, blob32
 from penstock.protocols.conversation import REQUEST_BYTES_MIN
-from penstock.protocols.fujin.codec.commands import SharedForm, WriteForm
+from penstock.protocols.fujin.codec.commands import SharedForm, WriteForm, is_incomplete_reader, topic_of_reader
 from penstock.protocols.fujin.codec.messages import Command, Disconnect, Headers, Transact, WriteRun
 from penstock.protocols.fujin.codec.request_encoding import CONNECT_WRITER, DISCONNECT
 from penstock.protocols.fujin.server.reader import Reader
@@ -24,18 +24,18 @@ from penstock.protocols.fujin.server.stream import FujinStream
 from penstock.protocols.fujin.server.writer import Writer
 from penstock.protocols.fujin.session import Fujin, FujinConnection
 from penstock.protocols.fujin.wire import Request
-from penstock.protocols.leader_link import DialLeader, introduced_principal, introduction_of
+from penstock.protocols.node_link import DialNode, introduced_principal, introduction_of
 from penstock.protocols.stream_link import LOST, Kind, LinkedSession, LinkedSessions, StreamLink
 
 
 class NodeFujin:
     """Makes the sessions of one of several nodes: of connections to it, and of streams that other nodes pass on."""
 
-    def __init__(self, shared: Fujin, dial_leader: DialLeader) -> None:
+    def __init__(self, shared: Fujin, dial_node: DialNode) -> None:
         self.stats = shared.stats
         self.linked = LinkedSessions()
         self._shared = shared
-        shared.session = partial(FollowingStream, dial_leader, shared.login_required)
+        shared.session = partial(FollowingStream, dial_node, shared.login_required)
 
     def __call__(self, connection: QuicConnection) -> FujinConnection:
         return self._shared(connection)
@@ -63,34 +63,43 @@ class NodeFujin:
 
 
 class FollowingStream(FujinStream):
-    """A stream of a client that is connected to a node which may follow."""
+    """A stream of a client that is connected to a node of several."""
 
-    __slots__ = ("_dial", "_has_ended_there", "_is_fresh", "_is_passed_on", "_link", "_login_required")
+    __slots__ = ("_dial", "_has_ended_there", "_is_fresh", "_is_passed_on", "_link", "_login_required", "_opening")
 
-    def __init__(self, dial: DialLeader, login_required: bool, *given: Any, **named: Any) -> None:
+    def __init__(self, dial: DialNode, login_required: bool, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._dial = dial
         self._login_required = login_required
         self._link: StreamLink | None = None
         self._is_fresh = True
+        self._opening = b""
+        """What has come of a CONNECT READER that does not tell yet what it is to read."""
         self._is_passed_on = False
         """As a whole: it is a reader's, and nothing of it is understood here."""
         self._has_ended_there = False
         """The session that it was passed on to has ended it in good order."""
 
     @property
-    def _is_served_here(self) -> bool:
-        """Whatever it is: this node leads, or nothing identifies the client, which any node can say."""
-        return self.broker.leading.leads or (self._login_required and not self.principal.name)
+    def _is_refused(self) -> bool:
+        """Whether nothing identifies the client, which any node can say."""
+        return self._login_required and not self.principal.name
 
     # -- what the network calls -------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
         if self._is_fresh and data:
+            self._opening += data
+            if is_incomplete_reader(self._opening):
+                self.stream.frame_pending(True, len(self._opening))
+                return
             self._is_fresh = False
-            if data[0] == Request.CONNECT_READER and not self._is_served_here:
+            data, self._opening = self._opening, b""
+            shard = self._shard_of_reader(data)
+            if shard is not None:
                 self._is_passed_on = True
-                self._open_link(deployed=self.is_deployed)
+                self.stream.frame_pending(False)
+                self._open_link(shard, deployed=self.is_deployed)
         if not self._is_passed_on:
             super().receive(data)
         elif self._link is not None:
@@ -98,7 +107,21 @@ class FollowingStream(FujinStream):
             self.stream.hold(held_bytes)
             self._link.send(data, held_bytes)
 
+    def _shard_of_reader(self, data: bytes) -> int | None:
+        """Return the shard of which another node serves this reader; None if it is none, or is answered here."""
+        topic = topic_of_reader(data)
+        if topic is None or self._is_refused:
+            return None
+        alias = self.settings.find(topic)
+        subscriptions = self.broker.subscriptions
+        shard = subscriptions.shard_of(alias.topic, alias.group)
+        return None if subscriptions.owns(shard) else shard
+
     def ended(self) -> None:
+        if self._opening:
+            self._is_fresh = False
+            super().receive(self._opening)
+            self._opening = b""
         if self._is_passed_on:
             self._tell(Kind.END)
         else:
@@ -126,10 +149,10 @@ class FollowingStream(FujinStream):
     def _start(self, command: Command) -> None:
         if self._link is None:
             begins = isinstance(command, Transact) and command.request == Request.BEGIN
-            if not begins or self._is_served_here:
+            if not begins or self._is_refused or self.broker.leading.leads:
                 super()._start(command)
                 return
-            self._open_link(deployed=False).send(CONNECT_WRITER, 0)
+            self._open_link(None, deployed=False).send(CONNECT_WRITER, 0)
         frames = _encode(command)
         if frames is None or self._link is None:
             super()._start(command)
@@ -158,11 +181,11 @@ class FollowingStream(FujinStream):
 
     # -- the link ---------------------------------------------------------------------------------------------------------
 
-    def _open_link(self, *, deployed: bool) -> StreamLink:
+    def _open_link(self, shard: int | None, *, deployed: bool) -> StreamLink:
         self._link = StreamLink(
             self.stream,
-            self._dial.leader,
-            partial(self._dial.dial, introduction_of("fujin", self.principal, native=deployed)),
+            self._dial,
+            introduction_of("fujin", self.principal, native=deployed, shard=shard),
             answered=self.send,
             ended=self._link_ended,
             whole=not self._is_passed_on,  # between those to a writer there may be some of here

@@ -19,7 +19,7 @@ from penstock.protocols.flymq.operations.records import ProduceOnce, StoredOnce
 from penstock.protocols.flymq.operations.spark import StageCommit, Unstaged
 from penstock.protocols.flymq.operations.topics import DeleteTopic, ListTopics
 from penstock.protocols.flymq.server.dispatch import Node
-from penstock.protocols.flymq.server.forwarding import ASKED_MAX, LeaderSession, sent_again
+from penstock.protocols.flymq.server.forwarding import ASKED_MAX, NodeSession, sent_again
 from penstock.protocols.flymq.session import FlyMQ
 from penstock.testing.clock import ManualClock
 from tests.protocols.flymq.conversation import Conversation
@@ -41,7 +41,7 @@ class Leader:
         writer.write(self.reply)
         writer.close()
 
-    def leader(self) -> str:
+    def owner(self, shard: int | None) -> str:
         return "one"
 
     async def dial(self, introduction: Introduction) -> Streams:
@@ -69,8 +69,8 @@ async def leader() -> AsyncIterator[Leader]:
 async def test_a_request_that_no_leader_survives_is_asked_a_few_times_at_most(
     leader: Leader, again: Callable[[], bytes] | None, asked: list[bytes]
 ) -> None:
-    with pytest.raises(OutcomeUnknown, match="the node that leads was lost before it answered"):
-        await LeaderSession(leader).ask(ANONYMOUS, None, b"ping", 1, again=again)
+    with pytest.raises(OutcomeUnknown, match="the node that was asked was lost before it answered"):
+        await NodeSession(leader).ask(ANONYMOUS, None, b"ping", 1, again=again)
     assert leader.asked == asked
 
 
@@ -91,7 +91,7 @@ async def test_records_that_are_passed_on_are_counted_where_they_are_answered(
 ) -> None:
     monkeypatch.setattr(Leading, "leads", False)
     leader.reply = encode_reply(ProduceOnce, StoredOnce([], [(0, 0, 0)], []))
-    flymq = FlyMQ(broker, clock=clock, node=node, dial_leader=leader)
+    flymq = FlyMQ(broker, clock=clock, node=node, dial_node=leader)
     talk = Conversation(flymq)
     await talk.ask(encode_request(ProduceOnce(bytes(16), 0, 0, False, "t", [b"v"])))
     assert (flymq.stats.requests[ProduceOnce.opcode], flymq.stats.received_records) == (1, 0)
@@ -102,7 +102,7 @@ async def test_a_commit_with_its_records_is_passed_on_and_asked_again_if_the_lea
     leader: Leader, broker: Broker, clock: ManualClock, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Leading, "leads", False)
-    flymq = FlyMQ(broker, clock=clock, node=node, dial_leader=leader)
+    flymq = FlyMQ(broker, clock=clock, node=node, dial_node=leader)
     talk = Conversation(flymq)
     unstaged = [Unstaged("t", "id", [(0, encode_block(0, 0, [b"v"]))])]
     request = encode_request(StageCommit("app", 1, 0, [], unstaged))

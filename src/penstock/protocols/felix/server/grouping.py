@@ -23,6 +23,7 @@ from penstock.errors import (
     EntryNotFound,
     GroupNotFound,
     InvalidRequest,
+    NotLeading,
     TopicNotFound,
 )
 from penstock.futures import set_outcome
@@ -147,6 +148,8 @@ class Poll:
         subscriptions, principal = self._shared.broker.subscriptions, self._identity.principal
         records_max = min(self._request.max_records, POLL_RECORDS_MAX)
         while not self._stopped:
+            if subscription.is_elsewhere:
+                raise NotLeading("another node delivers this stream now: ask again")
             if subscription.deleted:
                 raise TopicNotFound(f"topic not found: {topic} was deleted")
             if not self._shared.identities.holds(self._identity):

@@ -339,6 +339,8 @@ class ClusterState:
     topics: U32
     partitions: U32
     partitions_failed: U32
+    owners: Annotated[list[Str], AtMost(REPLY_ITEMS_MAX), TAIL] = field(default_factory=list)
+    """The node that owns each shard of the subscriptions, empty if none does now; absent if one node has all."""
 
 
 class ClusterStatus(Operation[ClusterState], opcode=0x52):

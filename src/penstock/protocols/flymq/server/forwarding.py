@@ -13,17 +13,20 @@ from dataclasses import replace
 from typing import Any, Final
 
 from penstock.broker.access.checks import Principal
+from penstock.broker.groups.resets import Move, ResetTarget
 from penstock.broker.topics.settings import format_topic_config
 from penstock.errors import OutcomeUnknown
 from penstock.log.api import TopicConfig
 from penstock.net.session import Streams
 from penstock.protocols.flymq.errors import decode_error, error_for
 from penstock.protocols.flymq.operations import records, topics
-from penstock.protocols.flymq.operations.operation import Operation, encode_request
+from penstock.protocols.flymq.operations.groups import ALL_PARTITIONS, SubscriptionReset
+from penstock.protocols.flymq.operations.operation import Operation, decode_reply, encode_request
 from penstock.protocols.flymq.server.dispatch import HANDLERS, ON_EVERY_NODE, WRITERS
+from penstock.protocols.flymq.server.groups import UNKNOWN
 from penstock.protocols.flymq.server.topics import SCHEMA_SETTING
 from penstock.protocols.flymq.wire import ERROR, HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
-from penstock.protocols.leader_link import LOOK_S, DialLeader, introduction_of
+from penstock.protocols.node_link import LOOK_S, DialNode, introduction_of
 
 Again = Callable[[], bytes]
 ASKED_MAX: Final = 3
@@ -51,18 +54,19 @@ def sent_again(body: object, frames: bytes) -> Again | None:
     return lambda: encode_request(replace(body, resent=True)) if isinstance(body, records.ProduceOnce) else frames
 
 
-class LeaderSession:
-    """The connection of one client's session to the node that leads. Made when it is needed, for one principal."""
+class NodeSession:
+    """The connection of one client's session to the node that leads, or that owns a shard. Made when it is needed, for one principal."""
 
-    def __init__(self, dial: DialLeader) -> None:
+    def __init__(self, dial: DialNode, shard: int | None = None) -> None:
         self._dial = dial
+        self._shard = shard
         self._streams: Streams | None = None
         self._for: tuple[Principal, bool | None, str | None] | None = None
 
     async def ask(
         self, principal: Principal, native: bool | None, frames: bytes, count: int, *, again: Again | None
     ) -> bytes:
-        """Return the replies to `count` requests. If the leader is lost, the frames that `again` returns are sent to the next one.
+        """Return the replies to `count` requests. If that node is lost, the frames that `again` returns are sent to the next one.
 
         Raises NotLeading if nobody could be asked, OutcomeUnknown if no answer came.
         """
@@ -74,14 +78,14 @@ class LeaderSession:
             try:
                 while not asking.done():
                     await asyncio.wait([asking], timeout=LOOK_S)
-                    if not asking.done() and self._dial.leader() not in (None, self._for and self._for[2]):
-                        raise OSError("another node leads now")
+                    if not asking.done() and self._owner() not in (None, self._for and self._for[2]):
+                        raise OSError("another node has taken over")
                 return asking.result()
             except (OSError, asyncio.IncompleteReadError) as error:
                 self.close()
                 if again is None or asked == ASKED_MAX:
                     raise OutcomeUnknown(
-                        f"the node that leads was lost before it answered ({error}): look whether it was done"
+                        f"the node that was asked was lost before it answered ({error}): look whether it was done"
                     ) from error
                 frames = again()
             except BaseException:
@@ -90,18 +94,17 @@ class LeaderSession:
             finally:
                 asking.cancel()
 
+    def _owner(self) -> str | None:
+        return self._dial.owner(self._shard)
+
     async def _connected(self, principal: Principal, native: bool | None) -> Streams:
         if self._streams is not None:
             reader, writer = self._streams
-            if (
-                self._for == (principal, native, self._dial.leader())
-                and not reader.at_eof()
-                and not writer.is_closing()
-            ):
+            if self._for == (principal, native, self._owner()) and not reader.at_eof() and not writer.is_closing():
                 return self._streams
             self.close()
-        self._streams = await self._dial.dial(introduction_of("flymq", principal, native=native))
-        self._for = (principal, native, self._dial.leader())
+        self._streams = await self._dial.dial(introduction_of("flymq", principal, native=native, shard=self._shard))
+        self._for = (principal, native, self._owner())
         return self._streams
 
     def close(self) -> None:
@@ -125,10 +128,10 @@ async def _read_frame(reader: asyncio.StreamReader) -> bytes:
     return head + await reader.readexactly(length)
 
 
-class LeaderOperations:
-    """Implements `penstock.broker.leading.Leader`."""
+class NodeOperations:
+    """Implements `penstock.broker.leading.Leader`, and `Owners` of `penstock.broker.deliveries.elsewhere`."""
 
-    def __init__(self, dial: DialLeader) -> None:
+    def __init__(self, dial: DialNode) -> None:
         self._dial = dial
 
     async def create_topic(self, principal: Principal, name: str, config: TopicConfig, schema: str | None) -> None:
@@ -137,8 +140,36 @@ class LeaderOperations:
             settings.append((SCHEMA_SETTING, schema))
         await self._ask(principal, topics.CreateTopic(name, config.partitions, settings))
 
-    async def _ask(self, principal: Principal, request: Operation[Any]) -> None:
-        session = LeaderSession(self._dial)
+    async def reset_subscription(
+        self,
+        shard: int,
+        principal: Principal,
+        topic: str,
+        subscription: str,
+        target: ResetTarget,
+        partition: int | None,
+        *,
+        preview: bool,
+    ) -> list[Move]:
+        wanted = ALL_PARTITIONS if partition is None else partition
+        request = SubscriptionReset(topic, subscription, target.mode, target.value, wanted, preview)
+        moved = decode_reply(SubscriptionReset, await self._ask(principal, request, shard))
+        return [
+            Move(
+                each.partition,
+                None if each.before == UNKNOWN else each.before,
+                each.after,
+                each.log_start,
+                each.next_offset,
+            )
+            for each in moved
+        ]
+
+    async def delete_subscriptions(self, shard: int, principal: Principal, group: str, topic: str | None) -> None:
+        await self._ask(principal, topics.DeleteGroup(topic or "", group), shard)
+
+    async def _ask(self, principal: Principal, request: Operation[Any], shard: int | None = None) -> bytes:
+        session = NodeSession(self._dial, shard)
         frames = encode_request(request)
         try:
             reply = await session.ask(principal, False, frames, 1, again=sent_again(request, frames))
@@ -146,6 +177,7 @@ class LeaderOperations:
             session.close()
         if HEADER.unpack_from(reply)[2] == ERROR:
             raise error_for(decode_error(reply[HEADER_BYTES:]))
+        return reply[HEADER_BYTES:]
 
 
 def topic_of(body: object) -> str | None:

@@ -277,7 +277,15 @@ def cluster_status(caller: Caller, request: op.ClusterStatus) -> op.ClusterState
             for node in status.nodes
         ]
         leader = next((node.id for node in status.nodes if node.leads), "")
-    return op.ClusterState(status.name, leader, nodes, status.topics, status.partitions, status.partitions_failed)
+    return op.ClusterState(
+        status.name,
+        leader,
+        nodes,
+        status.topics,
+        status.partitions,
+        status.partitions_failed,
+        [node or "" for node in status.owners],
+    )
 
 
 @handles(op.ClusterMetadata, on_every_node=True)

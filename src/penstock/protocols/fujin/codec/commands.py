@@ -65,6 +65,8 @@ _SETTLE: Final = (int(Request.ACK), int(Request.NACK))
 _OF_WRITERS: Final = frozenset((_WRITE, *_TRANSACT, _DISCONNECT))
 _FIXED_BYTES: Final = 9
 """Number, correlation id and the length of the topic."""
+_READER_BYTES: Final = 7
+"""Of a CONNECT READER: number, kind, auto commit and the length of the topic."""
 
 
 class WriteForm(Enum):
@@ -96,6 +98,29 @@ class _Role(Enum):
     WRITER = "writer"
     READER = "reader"
     OVER = "over"
+
+
+def is_incomplete_reader(data: bytes) -> bool:
+    """Whether these first bytes of a stream are a part of a CONNECT READER."""
+    if data[0] != Request.CONNECT_READER:
+        return False
+    return len(data) < _READER_BYTES or len(data) < _READER_BYTES + min(_reader_topic_bytes(data), TOPIC_BYTES_MAX)
+
+
+def topic_of_reader(data: bytes) -> str | None:
+    """Return what the CONNECT READER that a stream begins with names; None if it is no such command, or names nothing that can exist."""
+    if data[0] != Request.CONNECT_READER or len(data) < _READER_BYTES:
+        return None
+    topic_bytes = _reader_topic_bytes(data)
+    try:
+        return data[_READER_BYTES : _READER_BYTES + topic_bytes].decode() if topic_bytes <= TOPIC_BYTES_MAX else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _reader_topic_bytes(data: bytes) -> int:
+    topic_bytes: int = U32.unpack_from(data, 3)[0]
+    return topic_bytes
 
 
 class _Incomplete(Exception):

@@ -140,6 +140,8 @@ class Reader:
         except UnicodeDecodeError:
             session.stats.errors += 1
             return READER_NOT_FOUND
+        if not session.broker.topics.exists(alias.topic):
+            await session.broker.leading.catch_up()  # another node may have created it
         if not session.settings.auto_create and not session.broker.topics.exists(alias.topic):
             session.stats.errors += 1
             return READER_NOT_FOUND
@@ -223,7 +225,7 @@ class Reader:
         if session.over or subscription is None or self._loading:
             return
         if subscription.deleted:
-            self._give_up("the topic was deleted")
+            self._give_up("another node has it now" if subscription.is_elsewhere else "the topic was deleted")
             return
         self._unconfirmed.look()
         try:

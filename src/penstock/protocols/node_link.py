@@ -1,13 +1,13 @@
-"""The way of one client's session to the node that leads, for what the session's own node does not answer.
+"""The way of one client's session to the node that leads or owns a shard, for what the session's own node does not answer.
 
 Bytes go out as they are given, and what comes back is handed on while the client takes it: back-pressure reaches each side through the
-other. A link that ends does so for good, also because another node leads: what was under way there has an unknown outcome.
+other. A link that ends does so for good, also because another node has taken over: what was under way there has an unknown outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import structlog
@@ -18,16 +18,16 @@ from penstock.net.session import Connection, Introduction, Streams
 
 READ_BYTES: Final = 64 << 10
 LOOK_S: Final = 1.0
-"""How often it is looked whether another node leads than the one at the other end, which may be frozen."""
+"""How often it is looked whether another node has taken over from the one at the other end, which may be frozen."""
 
 log = structlog.get_logger(__name__)
 
 
-class DialLeader(Protocol):
-    """How the node that leads is reached."""
+class DialNode(Protocol):
+    """How the node that owns a shard is reached, or that leads."""
 
-    def leader(self) -> str | None:
-        """Who leads, as far as that is known."""
+    def owner(self, shard: int | None) -> str | None:
+        """Who owns a shard, or for None who leads, as far as that is known."""
 
     async def dial(self, introduction: Introduction) -> Streams:
         """Connect, for a client. Raises NotLeading."""
@@ -41,6 +41,7 @@ def introduction_of(
     key_digest: bytes | None = None,
     tenant: str | None = None,
     codes: bool = False,
+    shard: int | None = None,
 ) -> Introduction:
     """Return what a node says of a client that it speaks for. `key_digest` is that of the API key that the principal rests on."""
     return Introduction(
@@ -53,6 +54,7 @@ def introduction_of(
         tenant=tenant,
         key=None if key_digest is None else key_digest.hex(),
         codes=codes,
+        shard=shard,
     )
 
 
@@ -66,28 +68,29 @@ def introduced_key(introduction: Introduction) -> bytes | None:
     return None if introduction.key is None else bytes.fromhex(introduction.key)
 
 
-class LeaderLink:
+class NodeLink:
     """Connects when it is made. `received` is given what comes, never while the client's connection is not writable; `ended` is called
     once the link is over, unless it was closed here."""
 
     def __init__(
         self,
         connection: Connection,
-        leader: Callable[[], str | None],
-        dialing: Callable[[], Awaitable[Streams]],
+        dial: DialNode,
+        introduction: Introduction,
         *,
         received: Callable[[bytes], None],
         ended: Callable[[], None],
     ) -> None:
         self._connection = connection
-        self._leader = leader
+        self._dial = dial
+        self._introduction = introduction
         self._received = received
         self._ended = ended
         self._waiting: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()
         """What is to be sent, and the bytes of requests that are held for it, which bounds it."""
         self._writable = asyncio.Event()
         self._writable.set()
-        self._task = asyncio.get_running_loop().create_task(self._run(dialing))
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     def send(self, data: bytes, held_bytes: int) -> None:
         """Send data. `held_bytes` are released once it is on its way."""
@@ -111,27 +114,30 @@ class LeaderLink:
         while not self._waiting.empty():
             self._connection.release(self._waiting.get_nowait()[1])
 
-    async def _run(self, dialing: Callable[[], Awaitable[Streams]]) -> None:
+    def _owner(self) -> str | None:
+        return self._dial.owner(self._introduction.shard)
+
+    async def _run(self) -> None:
         connection = self._connection
         reason = "it was closed there"
         try:
-            before = self._leader()
-            reader, writer = await dialing()
-            await self._pass_on(reader, writer, self._leader() or before)
+            before = self._owner()
+            reader, writer = await self._dial.dial(self._introduction)
+            await self._pass_on(reader, writer, self._owner() or before)
         except (PenstockError, OSError) as error:
             reason = str(error)
         except Exception:
             reason = "a bug"
-            log.exception("leader_link_failed", listener=connection.listener, peer=connection.peer)
+            log.exception("node_link_failed", listener=connection.listener, peer=connection.peer)
         finally:
             self._release_waiting()
-        log.info("leader_link_ended", listener=connection.listener, peer=connection.peer, reason=reason)
+        log.info("node_link_ended", listener=connection.listener, peer=connection.peer, reason=reason)
         self._ended()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, leader: str | None) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, owner: str | None) -> None:
         sending = asyncio.get_running_loop().create_task(self._send(writer))
         try:
-            while data := await self._read(reader, leader):
+            while data := await self._read(reader, owner):
                 while not self._connection.writable:
                     self._writable.clear()
                     await self._writable.wait()
@@ -140,14 +146,14 @@ class LeaderLink:
             sending.cancel()
             writer.transport.abort()
 
-    async def _read(self, reader: asyncio.StreamReader, leader: str | None) -> bytes:
-        """Return what comes next, nothing if that is the end. Raises OSError as soon as another node leads, whatever became of this one:
-        it may be frozen, or answer all the time without knowing."""
+    async def _read(self, reader: asyncio.StreamReader, owner: str | None) -> bytes:
+        """Return what comes next, nothing if that is the end. Raises OSError as soon as another node has taken over, whatever became of
+        this one: it may be frozen, or answer all the time without knowing."""
         reading = asyncio.ensure_future(reader.read(READ_BYTES))
         try:
             while not reading.done():
-                if self._leader() not in (None, leader):
-                    raise OSError("another node leads now")
+                if self._owner() not in (None, owner):
+                    raise OSError("another node has taken over")
                 await asyncio.wait([reading], timeout=LOOK_S)
             return reading.result()
         finally:

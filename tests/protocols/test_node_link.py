@@ -9,9 +9,11 @@ import pytest
 
 from penstock.errors import NotLeading
 from penstock.net.limits import TcpLimits
-from penstock.net.session import Connection, Streams
+from penstock.net.session import Connection, Introduction, Streams
 from penstock.net.tcp import TcpListener
-from penstock.protocols.leader_link import LeaderLink
+from penstock.protocols.node_link import NodeLink
+
+CLIENT = Introduction("blipmq", "192.0.2.7:1234")
 
 
 class Leader:
@@ -41,11 +43,11 @@ class Leader:
         if not self.frozen:
             writer.close()
 
-    def known(self) -> str | None:
+    def owner(self, shard: int | None) -> str | None:
         self.looks += 1
         return None if self.looks == self.unknown_at else self.address
 
-    async def dial(self) -> Streams:
+    async def dial(self, introduction: Introduction) -> Streams:
         if not self.address:
             raise NotLeading("no node that leads is reached: try again")
         host, port = self.address.split(":")
@@ -63,7 +65,7 @@ class Following:
 
     def __init__(self, connection: Connection, leader: Leader) -> None:
         self._connection = connection
-        self._link = LeaderLink(connection, leader.known, leader.dial, received=connection.send, ended=connection.close)
+        self._link = NodeLink(connection, leader, CLIENT, received=connection.send, ended=connection.close)
 
     def receive(self, data: bytes) -> None:
         self._connection.hold(len(data))
@@ -120,7 +122,7 @@ async def test_a_client_is_disconnected_if_another_node_leads_than_one_that_is_f
     leader: Leader, follower: TcpListener, client: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That one takes what its socket holds, and neither answers nor closes the connection."""
-    monkeypatch.setattr("penstock.protocols.leader_link.LOOK_S", 0.01)
+    monkeypatch.setattr("penstock.protocols.node_link.LOOK_S", 0.01)
     leader.frozen = True
     reader, writer = client
     writer.write(bytes(64 << 20))  # more than all buffers on the way hold
@@ -136,7 +138,7 @@ async def test_a_client_is_disconnected_from_one_that_answers_all_the_time_and_d
     leader: Leader, follower: TcpListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That one is cut off from the log, and has not noticed."""
-    monkeypatch.setattr("penstock.protocols.leader_link.LOOK_S", 1000)
+    monkeypatch.setattr("penstock.protocols.node_link.LOOK_S", 1000)
     reader, writer = await asyncio.open_connection(*follower.address.split(":"))
     writer.write(b"a")
     assert await reader.readexactly(1) == b"a"
@@ -165,7 +167,7 @@ async def test_a_leader_sends_no_more_than_the_client_takes(
 async def test_a_link_outlives_that_nobody_knows_for_a_moment_who_leads(
     leader: Leader, follower: TcpListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.protocols.leader_link.LOOK_S", 0.01)
+    monkeypatch.setattr("penstock.protocols.node_link.LOOK_S", 0.01)
     for unknown_at in range(1, 6):
         leader.looks, leader.unknown_at = 0, unknown_at
         reader, writer = await asyncio.open_connection(*follower.address.split(":"))
