@@ -15,7 +15,6 @@ NOT_OPERATIONS = {
     "groups.unsubscribe",
     "producers.start",
     "producers.close",
-    "producers.append",
     "producers.settle",
     "staging.start",
     "staging.close",
