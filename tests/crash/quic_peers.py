@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock.clients.quic import QuicConnection, connect_quic
 from penstock.protocols.felix.client.client import AsyncFelixClient
+from penstock.protocols.felix.client.subscription import AsyncSubscription
 from penstock.protocols.felix.wire import ALPN as FELIX_ALPN
 from penstock.protocols.fujin.client.client import AsyncFujinClient
 from penstock.protocols.fujin.wire import ALPN as FUJIN_ALPN
@@ -42,15 +43,15 @@ class Bystander:
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
-        self._topic = f"bystander-{secrets.token_hex(4)}"  # a group's records wait for it, also those of another test
+        self._name = f"bystander-{secrets.token_hex(4)}"  # what another test has written last may still come
         self.rounds = {"fujin": 0, "felix": 0}
 
     async def _fujin(self) -> None:
         async with AsyncFujinClient(url(self._broker, "fujin"), options=OPTIONS) as client:
-            async with client.reader(self._topic) as reader:
+            async with client.reader(self._name) as reader:
                 while True:
                     value = b"%d" % self.rounds["fujin"]
-                    await client.send(self._topic, value)
+                    await client.send(self._name, value)
                     message = await reader.next()
                     assert message.value == value
                     await reader.ack(message)
@@ -60,12 +61,17 @@ class Bystander:
         async with AsyncFelixClient(url(self._broker, "felix"), options=OPTIONS) as client:
             async with await client.subscribe("bystander-felix") as subscription:
                 while True:
-                    value = b"%d" % self.rounds["felix"]
+                    value = b"%s %d" % (self._name.encode(), self.rounds["felix"])
                     await client.send("bystander-felix", value)
-                    event = await subscription.next(OPTIONS.request_timeout_s)
-                    assert event is not None
-                    assert event.value == value
+                    assert await self._next_own(subscription) == value
                     self.rounds["felix"] += 1
+
+    async def _next_own(self, subscription: AsyncSubscription) -> bytes:
+        while True:
+            event = await subscription.next(OPTIONS.request_timeout_s)
+            assert event is not None
+            if event.value.startswith(self._name.encode()):
+                return event.value
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[Bystander]:
