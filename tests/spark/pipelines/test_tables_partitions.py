@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError
-from tests.spark.pipelines.rows_by_hand import rows_of
+from tests.spark.pipelines.rows_by_hand import keys, rows_of
 from tests.spark.pipelines.table_formats import Made
 
 
@@ -85,6 +85,51 @@ def test_an_iceberg_table_has_no_partition_of_a_value_without_bounds(tmp_path: P
     with pytest.raises(ConfigError, match="a value of text is too long to partition by"):
         table.append(rows_of(text=["x" * 100_000]), 1, small=True)
     assert [len(row["text"]) for row in made.rows()] == [1000]
+
+
+def test_a_delta_table_has_no_partition_whose_directory_cannot_be_named(tmp_path: Path) -> None:
+    made = Made(tmp_path, "delta")
+    table = made.claimed(partition_by=["country"])
+    longest = "ä" * 41
+    for batch_id in range(2):
+        table.append(countries(batch_id, longest), batch_id, small=True)
+    assert table.compact(1 << 20) == (2, 1)
+    for write in (
+        lambda rows: table.append(rows, 2, small=True),
+        lambda rows: table.merge(rows, keys(), ["id"], 2),
+    ):
+        with pytest.raises(ConfigError, match="a value of country is too long to partition by"):
+            write(countries(2, f"{longest}ä"))
+    assert [row["country"] for row in made.rows()] == [longest] * 2
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_rows_of_an_empty_text_are_replaced_and_deleted_by_their_keys(made: Made, compacted: bool) -> None:
+    def rows(*numbers: int, owner: str = "") -> Any:
+        return rows_of(
+            id=pa.array(numbers, pa.int64()),
+            country=pa.array([""] * len(numbers), pa.string()),
+            owner=pa.array([owner] * len(numbers), pa.string()),
+            key=keys(*numbers),
+        )
+
+    table = made.claimed(partition_by=["country"])
+    for batch_id in range(2):
+        table.append(rows(2 * batch_id, 2 * batch_id + 1, owner="a"), batch_id, small=True)
+    if compacted:
+        assert table.compact(1 << 20) == (2, 1)
+    by = ["country", "id"]
+    table.merge(rows(0, owner="b"), keys(1), by, 2)
+    assert sorted((row["id"], row["owner"]) for row in made.rows()) == [(0, "b"), (2, "a"), (3, "a")]
+    table.merge(rows(0, owner="c"), keys(0, 2), by, 3)
+    assert sorted((row["id"], row["owner"]) for row in made.rows()) == [(0, "c"), (3, "a")], "0 was written again"
+
+
+def test_an_empty_text_of_a_delta_table_is_null_in_its_log_too(tmp_path: Path) -> None:
+    table = Made(tmp_path, "delta").claimed(partition_by=["country"])
+    table.append(countries(0, "", "DE"), 0, small=True)
+    found = [table.log.files(0), table.log.commit(0).added]
+    assert [sorted(str(file.partition_values["country"]) for file in files) for files in found] == [["DE", "None"]] * 2
 
 
 def test_the_day_of_the_timestamp_is_a_column_to_partition_by(made: Made) -> None:

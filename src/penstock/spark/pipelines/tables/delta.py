@@ -23,7 +23,13 @@ from urllib.parse import unquote
 from penstock.errors import ConfigError
 from penstock.spark.delta_format import FORMAT, STORAGE_PREFIX, with_delta_source
 from penstock.spark.pipelines.files import is_url, sync_directory
-from penstock.spark.pipelines.tables.data_files import DataFile, Partitioning, table_schema, write_data_files
+from penstock.spark.pipelines.tables.data_files import (
+    DataFile,
+    Partitioning,
+    check_partition_names,
+    table_schema,
+    write_data_files,
+)
 from penstock.spark.pipelines.tables.delta_log import (
     LOG,
     LOG_CHECKPOINT_COMMITS,
@@ -279,6 +285,7 @@ class DeltaLakeTable(Table):
             check_readable(delta, self.path)
             if found is None:
                 found = changes.toArrow().cast(table_schema(changes))
+                check_partition_names(found, self._partitioning)
             try:
                 delta = self._with_columns(delta, changes)
                 before, first_version = self._paths(delta), delta.version()
