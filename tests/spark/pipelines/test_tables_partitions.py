@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -141,3 +142,34 @@ def test_the_day_of_the_timestamp_is_a_column_to_partition_by(made: Made) -> Non
     table.append(rows, 0, small=True)
     assert sorted(row["date"] for row in made.rows()) == [each.date() for each in at]
     assert len(table.file_sizes()) == 2
+
+
+def test_every_directory_on_the_way_to_a_file_is_durable(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was synced in a directory that was not may be gone after a power cut."""
+    durable: set[str] = set()
+    fsync = os.fsync
+
+    def note_and_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if synced.is_dir():
+            durable.update(str(each) for each in synced.iterdir())
+
+    def missing() -> list[str]:
+        files = [each for each in Path(made.path).rglob("*") if each.suffix in (".parquet", ".json", ".avro")]
+        way = {str(each) for file in files for each in (file, *file.parents) if tmp_path in each.parents}
+        return sorted(way - durable)
+
+    monkeypatch.setattr(os, "fsync", note_and_sync)
+    table = made.claimed(partition_by=["country"])
+    for batch_id in range(2):
+        table.append(countries(batch_id, "DE", "FR"), batch_id, small=True)
+        assert missing() == []
+    for batch_id, country in ((2, "IT"), (3, "ES")):
+        rows = rows_of(id=pa.array([9], pa.int64()), country=[country], key=keys(9))
+        table.merge(rows, keys(), ["id"], batch_id)
+        assert missing() == []
+    table.compact(1 << 20)
+    assert missing() == []
