@@ -130,12 +130,10 @@ def test_a_column_that_changes_the_case_of_its_name_is_refused_until_the_rows_ar
     """The Delta library takes it for another column, and reads the rows as null."""
     append(made, 0)
     upper = rows_of(Id=pa.array([10], pa.int64()), key=keys(10))
-    for write in (
-        lambda: made.claimed(1).append(upper, 1, small=True),
-        lambda: made.claimed(1).merge(upper, keys(), ["Id"], 1),
-    ):
-        with pytest.raises(InvalidRequest, match="has a column Id, and the table has it as id"):
-            write()
+    with pytest.raises(InvalidRequest, match="has a column Id, and the table has it as id"):
+        made.claimed(1).append(upper, 1, small=True)
+    with pytest.raises(InvalidRequest, match="has a column Id, and the table has it as id"):
+        made.claimed(1).merge(upper, keys(), ["Id"], 1)
     table = made.open()
     with pytest.raises(InvalidRequest, match="version 2 has a column Id"):
         table.check_columns(upper.schema, "version 2", "")
