@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NAME_BYTES_MAX: Final = 255
-"""Of a directory, in every file system."""
+"""Of the name of a directory: common file systems take no longer one."""
 ROW_GROUP_BYTES: Final = 128 << 20
 """Of Arrow data, held in memory by each task that writes."""
 
