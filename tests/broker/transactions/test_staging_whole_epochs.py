@@ -274,6 +274,31 @@ async def test_a_topic_that_is_replaced_while_its_records_wait_gets_none_of_them
         assert await house.write(0, [(0, [b"1"])]) is Committed.NOW
 
 
+async def test_an_abort_that_comes_while_records_are_checked_says_what_became_of_the_commit(
+    house: StagingHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house:
+        await house.topic("orders")
+        await house.broker.schemas.register(ANONYMOUS, "numbers", "json", '{"type": "integer"}')
+        await house.broker.schemas.bind(ANONYMOUS, "orders", "numbers")
+        check, checking, go_on = house.staging._validation.check, asyncio.Event(), asyncio.Event()
+
+        async def slow(*given: Any) -> Any:
+            checking.set()
+            await go_on.wait()
+            return await check(*given)
+
+        monkeypatch.setattr(house.staging._validation, "check", slow)
+        committing = asyncio.create_task(house.write(0, [(0, [b"1"])]))
+        await checking.wait()
+        aborting = asyncio.create_task(house.staging.abort(ALICE, "query", 1, 0))
+        repeating = asyncio.create_task(house.write(0, [(0, [b"2"])]))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert (await committing, await aborting, await repeating) == (Committed.NOW, False, Committed.BEFORE)
+        assert await house.values("orders") == [b"1"]
+
+
 async def test_who_loses_the_right_to_a_topic_while_it_waits_does_not_write_to_it(
     tmp_path: Path, clock: ManualClock
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError
-from tests.spark.pipelines.rows_by_hand import rows_of
+from tests.spark.pipelines.rows_by_hand import keys, rows_of
 from tests.spark.pipelines.table_formats import Made
 
 
@@ -87,6 +88,50 @@ def test_an_iceberg_table_has_no_partition_of_a_value_without_bounds(tmp_path: P
     assert [len(row["text"]) for row in made.rows()] == [1000]
 
 
+def test_a_delta_table_has_no_partition_whose_directory_cannot_be_named(tmp_path: Path) -> None:
+    made = Made(tmp_path, "delta")
+    table = made.claimed(partition_by=["country"])
+    longest = "ä" * 41
+    for batch_id in range(2):
+        table.append(countries(batch_id, longest), batch_id, small=True)
+    assert table.compact(1 << 20) == (2, 1)
+    longer = countries(2, f"{longest}ä")
+    with pytest.raises(ConfigError, match="a value of country is too long to partition by"):
+        table.append(longer, 2, small=True)
+    with pytest.raises(ConfigError, match="a value of country is too long to partition by"):
+        table.merge(longer, keys(), ["id"], 2)
+    assert [row["country"] for row in made.rows()] == [longest] * 2
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_rows_of_an_empty_text_are_replaced_and_deleted_by_their_keys(made: Made, compacted: bool) -> None:
+    def rows(*numbers: int, owner: str = "") -> Any:
+        return rows_of(
+            id=pa.array(numbers, pa.int64()),
+            country=pa.array([""] * len(numbers), pa.string()),
+            owner=pa.array([owner] * len(numbers), pa.string()),
+            key=keys(*numbers),
+        )
+
+    table = made.claimed(partition_by=["country"])
+    for batch_id in range(2):
+        table.append(rows(2 * batch_id, 2 * batch_id + 1, owner="a"), batch_id, small=True)
+    if compacted:
+        assert table.compact(1 << 20) == (2, 1)
+    by = ["country", "id"]
+    table.merge(rows(0, owner="b"), keys(1), by, 2)
+    assert sorted((row["id"], row["owner"]) for row in made.rows()) == [(0, "b"), (2, "a"), (3, "a")]
+    table.merge(rows(0, owner="c"), keys(0, 2), by, 3)
+    assert sorted((row["id"], row["owner"]) for row in made.rows()) == [(0, "c"), (3, "a")], "0 was written again"
+
+
+def test_an_empty_text_of_a_delta_table_is_null_in_its_log_too(tmp_path: Path) -> None:
+    table = Made(tmp_path, "delta").claimed(partition_by=["country"])
+    table.append(countries(0, "", "DE"), 0, small=True)
+    found = [table.log.files(0), table.log.commit(0).added]
+    assert [sorted(str(file.partition_values["country"]) for file in files) for files in found] == [["DE", "None"]] * 2
+
+
 def test_the_day_of_the_timestamp_is_a_column_to_partition_by(made: Made) -> None:
     at = [datetime(2026, 1, 31, 23, 59, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)]
     with_day = pa.table({"timestamp": pa.array(at, pa.timestamp("us", "UTC")), "date": [each.date() for each in at]})
@@ -96,3 +141,34 @@ def test_the_day_of_the_timestamp_is_a_column_to_partition_by(made: Made) -> Non
     table.append(rows, 0, small=True)
     assert sorted(row["date"] for row in made.rows()) == [each.date() for each in at]
     assert len(table.file_sizes()) == 2
+
+
+def test_every_directory_on_the_way_to_a_file_is_durable(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was synced in a directory that was not may be gone after a power cut."""
+    durable: set[str] = set()
+    fsync = os.fsync
+
+    def note_and_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if synced.is_dir():
+            durable.update(str(each) for each in synced.iterdir())
+
+    def missing() -> list[str]:
+        files = [each for each in Path(made.path).rglob("*") if each.suffix in (".parquet", ".json", ".avro")]
+        way = {str(each) for file in files for each in (file, *file.parents) if tmp_path in each.parents}
+        return sorted(way - durable)
+
+    monkeypatch.setattr(os, "fsync", note_and_sync)
+    table = made.claimed(partition_by=["country"])
+    for batch_id in range(2):
+        table.append(countries(batch_id, "DE", "FR"), batch_id, small=True)
+        assert missing() == []
+    for batch_id, country in ((2, "IT"), (3, "ES")):
+        rows = rows_of(id=pa.array([9], pa.int64()), country=[country], key=keys(9))
+        table.merge(rows, keys(), ["id"], batch_id)
+        assert missing() == []
+    table.compact(1 << 20)
+    assert missing() == []

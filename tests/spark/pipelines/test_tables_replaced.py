@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.errors import ConfigError
-from tests.spark.pipelines.rows_by_hand import ids_from, rows_of
+from penstock.errors import ConfigError, InvalidRequest
+from tests.spark.pipelines.rows_by_hand import ids_from, keys, rows_of
 from tests.spark.pipelines.table_formats import QUERY, Made, states
 
 MiB = 1 << 20
@@ -124,3 +124,20 @@ def test_the_history_tells_of_batches_what_they_brought(made: Made) -> None:
     assert table.log.has_files(table.log.files(versions[2]))
     with pytest.raises(ConfigError, match=r"batch -1 is not in table|no longer in its history"):
         table.log.version_of_batch(QUERY, -1)
+
+
+def test_a_column_that_changes_the_case_of_its_name_is_refused_until_the_rows_are_replaced(made: Made) -> None:
+    """The Delta library takes it for another column, and reads the rows as null."""
+    append(made, 0)
+    upper = rows_of(Id=pa.array([10], pa.int64()), key=keys(10))
+    with pytest.raises(InvalidRequest, match="has a column Id, and the table has it as id"):
+        made.claimed(1).append(upper, 1, small=True)
+    with pytest.raises(InvalidRequest, match="has a column Id, and the table has it as id"):
+        made.claimed(1).merge(upper, keys(), ["Id"], 1)
+    table = made.open()
+    with pytest.raises(InvalidRequest, match="version 2 has a column Id"):
+        table.check_columns(upper.schema, "version 2", "")
+    assert ids(made) == list(range(10))
+    assert table.replace(table.handle(), QUERY, 0, made.files(upper), table.columns_of(upper))
+    made.claimed(1).append(rows_of(Id=pa.array([11], pa.int64()), key=keys(11)), 1, small=True)
+    assert sorted(row["Id"] for row in made.rows()) == [10, 11]

@@ -14,7 +14,7 @@ Few records need no ticket: they come with the commit, and nothing of them is st
 
 Epochs and runs are those of `applications`: an epoch is committed once, and only by the newest run. Requests of a ticket are numbered, so
 that one that is sent again after a lost connection is stored once, in whatever order they arrive. Records are checked when they are
-staged, as `Records.produce` checks them, and those that come with a commit before it begins; so it finds nothing left to refuse but the
+staged, as `Records.produce` checks them, and those that come with a commit before it is decided; so it finds nothing left to refuse but the
 state of the disk and of the topics.
 """
 
@@ -202,14 +202,11 @@ class Staging(Part):
         if len({winner.attempt for winner in winners}) != len(winners):
             raise InvalidRequest("a commit names each attempt once, and this one names one twice")
         once = CommitId(application, run, epoch)
-        return await self._commit(principal, once, winners, await self._checked(principal, once, unstaged))
+        return await self._commit(principal, once, winners, unstaged)
 
-    async def _checked(self, principal: Principal, once: CommitId, unstaged: Sequence[Unstaged]) -> list[Brought]:
-        """The records that come with a commit, checked and stamped; none of an epoch that was committed before."""
+    async def _checked(self, principal: Principal, unstaged: Sequence[Unstaged]) -> list[Brought]:
+        """The records that come with a commit, checked and stamped."""
         brought: list[Brought] = []
-        if not unstaged or once.epoch <= self._applications.current(principal, once.application).epoch:
-            return brought
-        self._check_begun(principal, once)
         for topic, topic_id, parts in unstaged:
             authorize(self.access, principal, Operation.WRITE, Resource(ResourceKind.TOPIC, topic))
             check_topic(self._engine, topic, topic_id, LAID_OUT)
@@ -221,7 +218,7 @@ class Staging(Part):
         return brought
 
     async def _commit(
-        self, principal: Principal, once: CommitId, winners: Sequence[Winner], brought: Sequence[Brought]
+        self, principal: Principal, once: CommitId, winners: Sequence[Winner], unstaged: Sequence[Unstaged]
     ) -> Committed:
         application = once.application
         self._applications.current(principal, application)
@@ -234,7 +231,7 @@ class Staging(Part):
             if self._under_way(application) is None:
                 break
             held.release()
-        deciding = self._tasks.run(self._decide(principal, once, winners, brought), quiet=True)
+        deciding = self._tasks.run(self._decide(principal, once, winners, unstaged), quiet=True)
         deciding.add_done_callback(lambda _: held.release())
         # The caller may be cancelled; the commit continues.
         publication = await shield(deciding)
@@ -278,12 +275,18 @@ class Staging(Part):
         return None if publication is None or publication.state is State.COMMITTING else publication
 
     async def _decide(
-        self, principal: Principal, once: CommitId, winners: Sequence[Winner], brought: Sequence[Brought]
+        self, principal: Principal, once: CommitId, winners: Sequence[Winner], unstaged: Sequence[Unstaged]
     ) -> Publication | None:
-        """Take the first step of a commit while its application is held; the rest is done in the background. None if it was done before."""
+        """Take the first step of a commit while its application is held; the rest is done in the background. None if it was done before.
+
+        Its records are checked here, and not before: an abort waits for that, and says what became of the commit.
+        """
         if once.epoch <= self._applications.current(principal, once.application).epoch:
             self.stats.repeated_commits += 1
             return None
+        if unstaged:
+            self._check_begun(principal, once)
+        brought = await self._checked(principal, unstaged)
         publication = self._prepare(principal, once, winners, brought)
         try:
             await publication.decide(lambda: [self._applications.prepare(principal, once)])
@@ -303,7 +306,7 @@ class Staging(Part):
         tickets = staged.winning(once.epoch, winners)
         topics = {topic for ticket in tickets for topic in ticket.topics}
         for each in brought:
-            # What was before this commit may have taken a while, and so may the check of the records.
+            # The check of the records may have taken a while.
             check_topic(self._engine, each.topic, each.topic_id, LAID_OUT)
             topics.add(each.topic)
         for topic in topics:

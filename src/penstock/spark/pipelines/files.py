@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -52,7 +53,7 @@ class LocalFiles:
 
     def write(self, path: str, text: str) -> None:
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(target.parent)
         # A name that Spark, which lists these directories too, takes for hidden.
         temporary = target.with_name(f"_{target.name}.tmp")
         with temporary.open("w") as stream:
@@ -77,6 +78,26 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_directories(directories: Iterable[Path], top: Path) -> None:
+    """Make the names in directories durable, and in those above them up to `top`: somebody else may just have made them."""
+    above: dict[Path, None] = {}
+    for directory in directories:
+        for each in (directory, *directory.parents):
+            above[each] = None
+            if each == top:
+                break
+    for each in above:
+        sync_directory(each)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory that is still there after a power cut, with those above it."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_directory(each.parent)
 
 
 def is_url(path: str) -> bool:

@@ -131,7 +131,7 @@ class TopicStage(Stage):
         return plan
 
     def _advice(self, silver: Table, plan: Plan, pinned: Plan | None) -> str:
-        """What to do about a version that changes the type of a column."""
+        """What to do about a version that changes the type of a column, or the case of its name."""
         stay = ""
         if pinned is not None and pinned.name == plan.name and pinned.version.number != plan.version.number:
             before = str(Reference(plan.name, pinned.version.number, plan.message))
@@ -139,7 +139,7 @@ class TopicStage(Stage):
         anew = f"or remove {silver.path} and {self.checkpoint} to read the topic again into a new table"
         if self._bronze is not None:
             anew = f"or make the table anew by the new one, with penstock pipeline rebuild FILE silver/{self.subject}"
-        return f"{stay}register a version that keeps the type; {anew}"
+        return f"{stay}register a version that keeps the column as it is; {anew}"
 
     def _reject(self, rejected: DataFrame, count: int, batch_id: int) -> None:
         silver = self.house.pipeline.silver

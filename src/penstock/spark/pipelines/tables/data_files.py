@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-_NAME_CHARS_MAX: Final = 180
-"""Of a value in the name of a directory, so that the column's name has room beside it."""
+NAME_BYTES_MAX: Final = 255
+"""Of the name of a directory: common file systems take no longer one."""
 ROW_GROUP_BYTES: Final = 128 << 20
 """Of Arrow data, held in memory by each task that writes."""
 
@@ -87,7 +87,7 @@ def write_batches(
     for group in _row_groups((batch for batch in batches if batch.num_rows), schema):
         for values, rows in partitioned(group, partitioning.columns):
             texts = {name: partition_text(value) for name, value in values.items()}
-            directory = "/".join(f"{name}={_directory_name(text)}" for name, text in texts.items())
+            directory = "/".join(_directory_name(name, text, partitioning) for name, text in texts.items())
             file = write_data_file(
                 rows.select([field.name for field in inside]).to_batches(), pa.schema(inside), store, f"{directory}/"
             )
@@ -140,12 +140,30 @@ def partition_text(value: Any) -> str | None:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-def _directory_name(text: str | None) -> str:
-    """A name for the files of a value. Some readers take values from names, so it is written as the Delta library writes it."""
-    if not text:
-        return "__HIVE_DEFAULT_PARTITION__"
-    name = quote(text, safe="")
-    return name if len(name) <= _NAME_CHARS_MAX else blake2b(text.encode(), digest_size=16).hexdigest()
+def check_partition_names(rows: pa.Table, partitioning: Partitioning) -> None:
+    """Raises ConfigError if there can be no directory for a value that the rows have."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for column in partitioning.columns:
+        if pa.types.is_string(rows[column].type):
+            for text in pc.unique(rows[column]).to_pylist():
+                _directory_name(column, text, partitioning)
+
+
+def _directory_name(column: str, text: str | None, partitioning: Partitioning) -> str:
+    """A name for the files of a value. Some readers take values from names, so it is written as the Delta library writes it, which also
+    writes files itself: to one of its tables there is no other name."""
+    name = f"{column}={quote(text, safe='') if text else '__HIVE_DEFAULT_PARTITION__'}"
+    if len(name.encode()) <= NAME_BYTES_MAX:
+        return name
+    if not partitioning.in_files:
+        raise too_long(column)
+    return f"{column}={blake2b(name.encode(), digest_size=16).hexdigest()}"
+
+
+def too_long(column: str) -> ConfigError:
+    return ConfigError(f"a value of {column} is too long to partition by: partition by something shorter")
 
 
 def write_data_file(batches: Iterable[Any], schema: pa.Schema, store: Store, directory: str = "") -> DataFile | None:

@@ -15,15 +15,21 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from penstock.errors import ConfigError
 from penstock.spark.delta_format import FORMAT, STORAGE_PREFIX, with_delta_source
-from penstock.spark.pipelines.files import is_url, sync_directory
-from penstock.spark.pipelines.tables.data_files import DataFile, Partitioning, table_schema, write_data_files
+from penstock.spark.pipelines.files import is_url, make_directory, sync_directories
+from penstock.spark.pipelines.tables.data_files import (
+    DataFile,
+    Partitioning,
+    check_partition_names,
+    table_schema,
+    write_data_files,
+)
 from penstock.spark.pipelines.tables.delta_log import (
     LOG,
     LOG_CHECKPOINT_COMMITS,
@@ -194,7 +200,7 @@ class DeltaLakeTable(Table):
         from deltalake.transaction import create_table_with_add_actions
 
         if not is_url(self.path):
-            Path(self.path).mkdir(parents=True, exist_ok=True)
+            make_directory(Path(self.path))
         create_table_with_add_actions(
             self.path,
             schema,
@@ -279,6 +285,7 @@ class DeltaLakeTable(Table):
             check_readable(delta, self.path)
             if found is None:
                 found = changes.toArrow().cast(table_schema(changes))
+                check_partition_names(found, self._partitioning)
             try:
                 delta = self._with_columns(delta, changes)
                 before, first_version = self._paths(delta), delta.version()
@@ -286,7 +293,7 @@ class DeltaLakeTable(Table):
             except CommitFailedError as error:
                 problem = error
                 continue
-            self._sync_files(self._paths(self._opened()) - before)
+            self._sync_data(self._paths(self._opened()) - before)
             self._sync_log(first_version)
             return
         raise self._contended(problem)
@@ -310,7 +317,7 @@ class DeltaLakeTable(Table):
                 problem = error
                 continue
             after = self._paths(self._opened())
-            self._sync_files(after - before)
+            self._sync_data(after - before)
             self._sync_log(delta.version())
             return Compacted(len(before), len(after))
         raise self._contended(problem)
@@ -382,17 +389,22 @@ class DeltaLakeTable(Table):
                 self._sync_files([str(commit)])
             elif version > first_version:  # the first may be one from before, and cleaned up
                 break
-        sync_directory(log)
+        sync_directories([log], Path(self.path))
 
     def _sync_found(self, delta: Any) -> None:
         """Sync a batch that was committed before: its writer may have been killed between commit and sync."""
         if is_url(self.path):
             return
-        self._sync_files(self._paths(delta))
+        self._sync_data(self._paths(delta))
         self._sync_log(min(int(commit.stem) for commit in (Path(self.path) / LOG).glob("*.json")))
 
     def _paths(self, delta: Any) -> set[str]:
         return {f"{self.path}/{unquote(name)}" for name in _files(delta)["path"].to_pylist()}
+
+    def _sync_data(self, paths: Collection[str]) -> None:
+        self._sync_files(paths)
+        if not is_url(self.path):
+            sync_directories([Path(each).parent for each in paths], Path(self.path))
 
     def _sync_files(self, paths: Iterable[str]) -> None:
         if is_url(self.path):

@@ -133,7 +133,7 @@ def parse_commit(version: int, text: str) -> Commit:
             add = action["add"]
             # Rows of the file that do not count; such a file comes with the removal of the one without.
             deletes |= add.get("deletionVector") is not None
-            added.append(AddedFile(unquote(add["path"]), add["size"], add.get("partitionValues") or {}, _rows(add)))
+            added.append(AddedFile(unquote(add["path"]), add["size"], _partition_values(add), _rows(add)))
         elif "remove" in action:
             deletes |= action["remove"].get("dataChange", True)
         elif "txn" in action:
@@ -141,6 +141,11 @@ def parse_commit(version: int, text: str) -> Commit:
         elif "commitInfo" in action:
             is_rebuild = REBUILD in action["commitInfo"]
     return Commit(version, tuple(added), deletes, batches, is_rebuild)
+
+
+def _partition_values(add: Mapping[str, Any]) -> dict[str, str | None]:
+    """An empty text is null by the protocol, whatever the type of the column."""
+    return {name: text or None for name, text in (add.get("partitionValues") or {}).items()}
 
 
 def _rows(add: Mapping[str, Any]) -> int:

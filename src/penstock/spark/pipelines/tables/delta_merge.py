@@ -24,6 +24,7 @@ def merge_rows(delta: Any, rows: pa.Table, deleted: pa.Array, key: Sequence[str]
     become null.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
     from deltalake.transaction import CommitProperties, Transaction
 
     properties = CommitProperties(app_transactions=[Transaction(query, batch_id)])
@@ -42,7 +43,10 @@ def merge_rows(delta: Any, rows: pa.Table, deleted: pa.Array, key: Sequence[str]
         )
         return
     source = pa.concat_tables([_marked(rows, False), _marked(gone, True)], promote_options="default")
-    same = " AND ".join(_same(column, nullable=gone[column].null_count > 0) for column in key)
+    empty = {name for name in _text_partitions(delta, source) if pc.any(pc.equal(source[name], "")).as_py()}
+    same = " AND ".join(
+        _same(column, nullable=gone[column].null_count > 0, empty_is_null=column in empty) for column in key
+    )
     is_deleted = f"s.{_quoted(DELETED)}"
     same += f" AND (NOT {is_deleted} OR t.{_quoted(RECORD_KEY)} = s.{_quoted(RECORD_KEY)})"
     every = {_quoted(column): f"s.{_quoted(column)}" for column in rows.schema.names}
@@ -85,7 +89,10 @@ def _rows_of_records(delta: Any, deleted: pa.Array, replacing: pa.Table, key: Se
     scanner = delta.to_pyarrow_dataset().scanner(columns=names)
     found = [rows.filter(pc.is_in(rows[RECORD_KEY].cast(deleted.type), deleted)) for rows in scanner.to_batches()]
     gone = pa.Table.from_batches(found, pa.schema([scanner.projected_schema.field(name) for name in names]))
-    gone = distinct(gone.cast(pa.schema([replacing.schema.field(name) for name in names])))
+    gone = gone.cast(pa.schema([replacing.schema.field(name) for name in names]))
+    for name in _text_partitions(delta, gone):
+        gone = gone.set_column(names.index(name), gone.schema.field(name), pc.coalesce(gone[name], ""))
+    gone = distinct(gone)
     return without(gone, rows_with(gone, replacing, key))
 
 
@@ -95,9 +102,19 @@ def _marked(rows: pa.Table, is_deleted: bool) -> pa.Table:
     return rows.append_column(DELETED, pa.repeat(is_deleted, rows.num_rows))
 
 
-def _same(column: str, *, nullable: bool) -> str:
+def _text_partitions(delta: Any, rows: pa.Table) -> list[str]:
+    """Columns of the rows that divide the table by text. An empty one is null to some who read or write the table, and to others not."""
+    import pyarrow as pa
+
+    partitions = delta.metadata().partition_columns
+    return [field.name for field in rows.schema if field.name in partitions and pa.types.is_string(field.type)]
+
+
+def _same(column: str, *, nullable: bool, empty_is_null: bool) -> str:
     """Rows of before there was a key may have none, and a tombstone deletes them too. Comparing so is slower."""
     ours, theirs = f"t.{_quoted(column)}", f"s.{_quoted(column)}"
+    if empty_is_null:
+        return f"coalesce({ours}, '') = coalesce({theirs}, '')"
     same = f"{ours} = {theirs}"
     return f"({same} OR ({ours} IS NULL AND {theirs} IS NULL))" if nullable else same
 

@@ -24,6 +24,7 @@ from penstock.spark.pipelines.tables.data_files import (
     Partitioning,
     check_partitionable,
     table_schema,
+    too_long,
     write_batches,
     write_data_files,
 )
@@ -168,7 +169,7 @@ class IcebergTable(Table):
         # The library takes the values of a partition from the bounds of the file, which Parquet leaves out if they are long.
         for number, (column, value) in enumerate(json.loads(file.partition_values).items()):
             if (made.partition[number] is None) != (value is None):
-                raise ConfigError(f"a value of {column} is too long to partition by: partition by something shorter")
+                raise too_long(column)
         return made
 
     # -- the table as it has to be ----------------------------------------------------------------------------------------

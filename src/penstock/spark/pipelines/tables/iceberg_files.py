@@ -14,7 +14,7 @@ from typing import Final
 from pyiceberg.io import OutputStream
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
-from penstock.spark.pipelines.files import sync_directory
+from penstock.spark.pipelines.files import make_directory, sync_directory
 
 
 class DurableFileIO(PyArrowFileIO):
@@ -26,7 +26,7 @@ class DurableFileIO(PyArrowFileIO):
 class _DurableFile(PyArrowFile):
     def create(self, overwrite: bool = False) -> OutputStream:
         path = Path(self._path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         return io.BufferedWriter(_SyncedWhenClosed(path, "wb" if overwrite else "xb"))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.spark.pipelines.files import sync_directory
+from penstock.spark.pipelines.files import make_directory, sync_directories
 
 
 class Store(Protocol):
@@ -25,13 +25,15 @@ class LocalStore:
 
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
-        path = Path(self.directory) / name
+        top = Path(self.directory)
+        make_directory(top)
+        path = top / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        sync_directory(path.parent)
+        sync_directories([path.parent], top)
 
 
 @dataclass(frozen=True)

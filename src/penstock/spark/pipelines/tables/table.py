@@ -79,7 +79,7 @@ class Table(ABC):
         self._query = query
 
     def check_columns(self, columns: StructType, what: str, advice: str) -> None:
-        """Check that rows with these columns can be appended. Raises InvalidRequest if a column would change its type."""
+        """Check that rows with these columns can be appended. Raises InvalidRequest as `merged_columns` does."""
         stored = self._stored_columns()
         if stored is not None:
             merged_columns(stored, columns, what, advice)
@@ -192,7 +192,8 @@ class Table(ABC):
 
 
 def merged_columns(table: StructType, rows: StructType, what: str, advice: str) -> StructType:
-    """Return the columns a table has after rows with theirs are appended. Raises InvalidRequest if a column would change its type."""
+    """Return the columns a table has after rows with theirs are appended. Raises InvalidRequest if a column would change its type, or have
+    its name in other case: to Spark that is the same column, and to the libraries another."""
     from pyspark.sql.types import StructType
 
     known: dict[str, Any] = {field.name.lower(): field for field in table.fields}
@@ -201,6 +202,10 @@ def merged_columns(table: StructType, rows: StructType, what: str, advice: str) 
         before = known.get(field.name.lower())
         if before is None:
             added.append(field)
+        elif before.name != field.name:
+            raise InvalidRequest(
+                f"{what} has a column {field.name}, and the table has it as {before.name}, in other upper and lower case: {advice}"
+            )
         elif before.dataType != field.dataType:
             raise InvalidRequest(
                 f"{what} makes column {field.name} {field.dataType.simpleString()}, and the table has it as "
