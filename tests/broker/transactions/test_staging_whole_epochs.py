@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.access.checks import ANONYMOUS, BROKER, Operation, Principal, Resource, ResourceKind
-from penstock.broker.limits import BrokerLimits
+from penstock.broker.limits import INT64_MAX, BrokerLimits
 from penstock.broker.transactions.entries import Winner
 from penstock.broker.transactions.staging import Committed
 from penstock.errors import (
@@ -297,6 +297,21 @@ async def test_an_abort_that_comes_while_records_are_checked_says_what_became_of
         go_on.set()
         assert (await committing, await aborting, await repeating) == (Committed.NOW, False, Committed.BEFORE)
         assert await house.values("orders") == [b"1"]
+
+
+async def test_a_commit_that_comes_after_its_only_epoch_was_aborted_is_refused(house: StagingHouse) -> None:
+    async with house:
+        await house.topic("orders")
+        run = await house.run("write", "spark-1", lasting=False)
+        for _ in range(2):
+            assert await house.staging.abort(ALICE, "spark-1", INT64_MAX, 0)
+        await house.restart()
+        brought = [house.unstaged("orders", [(0, [b"late"])])]
+        with pytest.raises(ProducerFenced, match=r"run 1 of application spark-1 is fenced: .* or it was aborted"):
+            await house.staging.commit(ALICE, "spark-1", run, 0, [], brought)
+        with pytest.raises(ProducerFenced):
+            await house.run("write", "spark-1", lasting=False)
+        assert await house.values("orders") == []
 
 
 async def test_who_loses_the_right_to_a_topic_while_it_waits_does_not_write_to_it(

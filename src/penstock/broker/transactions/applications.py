@@ -115,6 +115,13 @@ class Applications:
             await self._table.put(application, entry)
             return entry
 
+    async def end_run(self, principal: Principal, application: str) -> None:
+        """Refuse what the newest run still commits, and its processes that still begin. For the holder; not to be cancelled."""
+        entry = self.current(principal, application)
+        names = (*entry.names, "")[-RUN_NAMES_MAX:]
+        ended = msgspec.structs.replace(entry, run=entry.run + 1, names=names, changed_ms=self._clock.now_ms())
+        await self._table.put(application, ended)
+
     def prepare(self, principal: Principal, once: CommitId) -> PreparedChange[str, Application]:
         """The entry of the commit that is named, as one part of its append. To be asked by the holder.
 
@@ -167,7 +174,7 @@ class Applications:
 
 def _fenced(run: str, application: str, entry: Application) -> ProducerFenced:
     return ProducerFenced(
-        f"{run} of application {application} is fenced: run {entry.run} has begun since, and only that may write"
+        f"{run} of application {application} is fenced: run {entry.run} has begun since, or it was aborted"
     )
 
 

@@ -243,10 +243,19 @@ class Staging(Part):
     async def abort(self, principal: Principal, application: str, run: int, epoch: int) -> bool:
         """Drop what this run and earlier ones staged for an epoch. False if it was committed: that stays as it is.
 
+        An application that has this epoch only is not written any more: a commit of it that is still on its way is refused.
         Raises OutcomeUnknown if only a restart can tell whether it was.
         """
+        once = CommitId(application, run, epoch)
+        if self._applications.current(principal, application).lasting:
+            return await self._abort(principal, once)
+        return await self.background.complete(self._abort(principal, once))
+
+    async def _abort(self, principal: Principal, once: CommitId) -> bool:
+        application, run, epoch = once
         async with self._applications.held.of(application):
-            if epoch <= self._applications.current(principal, application).epoch:
+            entry = self._applications.current(principal, application)
+            if epoch <= entry.epoch:
                 return False
             under_way = self._under_way(application)
             if under_way is not None and under_way.epoch == epoch and under_way.state is State.UNKNOWN:
@@ -259,6 +268,8 @@ class Staging(Part):
                     if ticket.key.epoch == epoch and ticket.entry.run <= run
                 ]
                 self.stats.aborted_tickets += staged.drop(doomed)
+            if not entry.lasting and entry.run <= run:
+                await self._applications.end_run(principal, application)
             return True
 
     # -- committing -------------------------------------------------------------------------------------------------------
