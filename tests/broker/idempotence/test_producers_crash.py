@@ -73,6 +73,7 @@ class EndingHouse(House):
     """A house whose disk ends, with an engine that is retired often enough to be seen."""
 
     disk: EndingDisk
+    engine: EmbeddedEngine
 
     def __init__(self, directory: Path, clock: ManualClock, where: Where) -> None:
         super().__init__(directory, clock)
