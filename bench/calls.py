@@ -134,7 +134,11 @@ def requests() -> Iterator[tuple[Recorder, Requests]]:
     """One request of each kind, on connections that are open and warm."""
     recorder = Recorder()
     # What is counted must not depend on the disk: a flush takes no time, and none is measured.
-    with mock.patch.object(os, "fdatasync", os.fstat), recorder, RunningBroker(clock=SystemClock(), subscriptions=PATIENT) as broker:
+    with (
+        mock.patch.object(os, "fdatasync", os.fstat),
+        recorder,
+        RunningBroker(clock=SystemClock(), subscriptions=PATIENT) as broker,
+    ):
         broker.disk.now_s = lambda: 0.0
         with (
             penstock.connect(f"{broker.url}?idempotent=false") as flymq,
