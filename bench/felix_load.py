@@ -172,7 +172,8 @@ class _Reader(_Conversation):
             self.fail(f"a subscription was refused: {reply.message}")
 
     def _take_events(self, data: bytes) -> None:
-        for flags, payload in self._events.feed(data):
+        for frame in self._events.feed(data):
+            flags, payload = frame.flags, frame.payload
             if not flags & (EVENT_BATCH | SHARED_EVENT_BATCH):
                 self.subscribed.set_result(None)  # the hello
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,7 +31,7 @@ CLIENTS: dict[str, Callable[..., Any]] = {
     "fujin": AsyncFujinClient,
     "felix": AsyncFelixClient,
 }
-TOPICS = [{"name": "orders"}]
+TOPICS = [{"name": "orders"}, {"name": "flushed", "durability": "fsync"}]
 ROUNDS = 40
 """Pauses in which a client that may return would have done so."""
 
@@ -162,6 +162,26 @@ async def test_what_felix_was_sent_without_an_answer_is_not_left_behind(
         pauses.awake.set()
         await pauses.some()
         assert connections(second, "felix") == 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_request_that_nobody_waits_for_any_more_is_not_left_behind(
+    first: RunningBroker, second: RunningBroker, trusted: Path, protocol: str
+) -> None:
+    """It might be stored after what the client sends to its first node next."""
+    pauses = Pauses()
+    async with client_that_had_to_leave(protocol, first, second, trusted, pauses) as client:
+        with second.disk.fsync_held() as flushing:
+            sending = asyncio.create_task(client.send("flushed", b"given up"))
+            await asyncio.to_thread(flushing.wait)
+            sending.cancel()
+            with suppress(asyncio.CancelledError):
+                await sending
+            pauses.awake.set()
+            await pauses.some()
+            assert connections(second, protocol) == 1
+        while connections(second, protocol):
+            await asyncio.sleep(0)
 
 
 async def test_a_client_that_is_used_while_it_connects_stays(second: RunningBroker) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from penstock.errors import ProtocolViolation
 from penstock.protocols.blipmq import codec
@@ -41,7 +42,7 @@ def flattened(messages: list[Message]) -> list[tuple[object, ...]]:
         elif isinstance(message, IdRun):
             flat += [(message.type, message.subscription_id, each) for each in message.correlation_ids]
         else:
-            flat.append(tuple(message))
+            flat.append(astuple(message))
     return flat
 
 

@@ -57,7 +57,7 @@ def test_whole_frames_come_out_whole_however_they_are_cut(frames: list[bytes], c
     data = b"".join(frames)
     found, violated = decoded(data, cuts)
     assert not violated
-    assert b"".join(encode_frame(*frame) for frame in found) == data
+    assert b"".join(encode_frame(frame.flags, frame.payload) for frame in found) == data
 
 
 @given(st.lists(st.one_of(FRAMES, SMALL), max_size=12), st.lists(st.integers(0, 2000), max_size=8))

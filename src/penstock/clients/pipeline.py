@@ -109,6 +109,11 @@ class Pipeline(asyncio.Protocol, Generic[Message]):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was sent is answered, also where nobody waits for the reply any more."""
+        return not self._awaiting and not self._unwritten
+
     async def close(self) -> None:
         """Write what was queued, then close; replies that have not come by now will not."""
         if self._transport is None:

@@ -216,7 +216,9 @@ class Requests(Generic[Message]):
     # -- returning to the first node ---------------------------------------------------------------------------------------
 
     def _uses(self) -> int | None:
-        return None if self._open or self._pipeline is None or self.stays else self._handed_over
+        pipeline = self._pipeline
+        quiet = pipeline is not None and pipeline.is_idle and not self._open and not self.stays
+        return self._handed_over if quiet else None
 
     async def _move(self, node: Address) -> bool:
         before, uses = self._pipeline, self._handed_over

@@ -27,6 +27,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
+import msgspec
+
 from penstock.columns import UniformCells
 from penstock.errors import InvalidRequest, NotSupported, PartitionNotFound, PenstockError, TopicNotFound
 from penstock.log.block import PLACED_FLAGS, Block
@@ -190,7 +192,7 @@ class PlacedBatch(Batch):
         )
 
 
-class Appended(NamedTuple):
+class Appended(msgspec.Struct, frozen=True, gc=False):
     """Where a batch landed: its records have `base_offset` and the offsets after it, and one timestamp."""
 
     base_offset: int

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.broker import Broker
@@ -67,11 +68,11 @@ async def test_an_unacknowledged_record_comes_again_with_its_tag_after_growing_d
     clock.advance(0.099)
     assert await take(broker, subscription) is None
     clock.advance(0.001)
-    assert await take(broker, subscription) == first._replace(deliveries=2)
+    assert await take(broker, subscription) == replace(first, deliveries=2)
     clock.advance(0.199)
     assert await take(broker, subscription) is None
     clock.advance(0.001)
-    assert await take(broker, subscription) == first._replace(deliveries=3)
+    assert await take(broker, subscription) == replace(first, deliveries=3)
     assert ack(broker, subscription, first.tag)
 
 
@@ -84,7 +85,7 @@ async def test_an_acknowledgement_after_its_time_is_refused_and_the_record_comes
     assert first is not None
     clock.advance(0.1)
     assert not ack(broker, subscription, first.tag)
-    assert await take(broker, subscription) == first._replace(deliveries=2)
+    assert await take(broker, subscription) == replace(first, deliveries=2)
 
 
 async def test_unknown_and_settled_tags_are_refused(broker: Broker) -> None:
@@ -141,7 +142,7 @@ async def test_a_refused_delivery_comes_again_after_its_delay(broker: Broker, cl
     clock.advance(0.099)
     assert await take(broker, subscription) is None
     clock.advance(0.001)
-    assert await take(broker, subscription) == first._replace(deliveries=2)
+    assert await take(broker, subscription) == replace(first, deliveries=2)
     assert not broker.subscriptions.refuse(ANONYMOUS, "orders", subscription, 99)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -72,6 +73,7 @@ class EndingHouse(House):
     """A house whose disk ends, with an engine that is retired often enough to be seen."""
 
     disk: EndingDisk
+    engine: EmbeddedEngine
 
     def __init__(self, directory: Path, clock: ManualClock, where: Where) -> None:
         super().__init__(directory, clock)
@@ -90,6 +92,14 @@ class EndingHouse(House):
             with suppress(OSError, PenstockError):
                 await part.close()
         await self.open()
+
+    async def thread_rests(self) -> None:
+        """Wait until the commit thread and its checkpoint have done everything that the last commit left for later: while they are at work,
+        the loop leaves the next commit to that thread."""
+        committer = self.engine._committer
+        while committer.checkpoints.is_syncing or not committer._tasks.try_acquire():
+            await asyncio.sleep(0)
+        committer._tasks.release()
 
     def writers(self) -> set[str]:
         """Who has written since this was asked last, of the loop and the commit thread."""
@@ -115,6 +125,7 @@ async def test_a_crash_at_any_operation_stores_a_request_once_and_its_answer_wit
             await client.send(house.broker, opening)
             expected += opening.values  # type: ignore[arg-type]
             client.answered(opening)
+            await house.thread_rests()
             request = client.request("orders", [b"%d of %d" % (row, operation) for row in range(6)])
             house.writers()
             house.disk.end_at(operation, half=half)

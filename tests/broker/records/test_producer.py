@@ -89,9 +89,10 @@ async def test_keys_decide_the_partition_and_the_placements_tell_which_record_we
     await broker.topics.create(ANONYMOUS, "t", TopicConfig(partitions=4))
     values, keys = values_of(count), [b"key-%d" % (n % 7) for n in range(count)]
     told: dict[tuple[int, int], bytes] = {}
-    for partition, rows, result in await produce(broker, "t", values, keys):
+    for placement in await produce(broker, "t", values, keys):
+        partition, rows = placement.partition, placement.rows
         rows = list(range(count)[rows]) if isinstance(rows, slice) else rows
-        base = appended(Placement(partition, rows, result)).base_offset
+        base = appended(placement).base_offset
         told.update({(partition, base + n): values[row] for n, row in enumerate(rows)})
         assert {fnv1a(keys[row]) % 4 for row in rows} == {partition}
     stored = {
@@ -164,9 +165,10 @@ async def test_runs_that_are_spread_gather_and_keep_their_order_in_every_partiti
     stored = [await read_values(broker.records.partition(ANONYMOUS, "t", index)) for index in range(4)]
     for run, placements in zip(runs, placed, strict=True):
         assert sum(len(run[p.rows] if isinstance(p.rows, slice) else p.rows) for p in placements) == len(run)
-        for partition, rows, result in placements:
+        for placement in placements:
+            partition, rows = placement.partition, placement.rows
             sent = run[rows] if isinstance(rows, slice) else [run[row] for row in rows]
-            base = appended(Placement(partition, rows, result)).base_offset
+            base = appended(placement).base_offset
             assert stored[partition][base : base + len(sent)] == sent
     for values in stored:
         assert values == sorted(values, key=lambda value: tuple(map(int, (value or b"").split(b"-"))))

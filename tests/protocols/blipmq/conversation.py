@@ -40,8 +40,9 @@ class Conversation:
         while not self._frames:
             await self.connection.arrived.wait()
             self._collect()
-        kind, correlation_id, payload = self._frames.pop(0)
-        return (9 + len(payload)).to_bytes(4, "big") + bytes((kind,)) + correlation_id.to_bytes(8, "big") + payload
+        frame = self._frames.pop(0)
+        head = (9 + len(frame.payload)).to_bytes(4, "big") + bytes((frame.type,))
+        return head + frame.correlation_id.to_bytes(8, "big") + frame.payload
 
     async def ask(self, *data: bytes) -> bytes:
         """One read, one answer."""
@@ -53,7 +54,7 @@ class Conversation:
         self.say(*data, encode_ping(BARRIER))
         while True:
             for at, frame in enumerate(self._frames):
-                if frame == (FrameType.PONG, BARRIER, b""):
+                if frame == Frame(FrameType.PONG, BARRIER, b""):
                     found, self._frames = self._frames[:at], self._frames[at + 1 :]
                     return found
             await self.connection.arrived.wait()

@@ -36,7 +36,12 @@ def test_polls_and_acknowledgements_alike_become_one_run_each() -> None:
         decoder = Decoder()
         found = decoder.feed(data[:cut]) + decoder.feed(data[cut:])
         assert [each for each in found if isinstance(each, Frame)] == [Frame(FrameType.POLL, 6, bytes(9))]
-        frames = [(each.type, each.subscription_id, n) for each in found if isinstance(each, IdRun) for n in each[2]]
+        frames = [
+            (each.type, each.subscription_id, n)
+            for each in found
+            if isinstance(each, IdRun)
+            for n in each.correlation_ids
+        ]
         assert frames == [(5, 7, 3), (5, 7, 1), (5, 7, 2), (9, 7, 4), (9, 7, 4), (9, 8, 5), (9, 8, 6)]
     whole = Decoder().feed(data)
     assert whole[:2] == [IdRun(5, 7, [3, 1, 2]), IdRun(9, 7, [4, 4])]

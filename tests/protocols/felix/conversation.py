@@ -114,7 +114,8 @@ class Talk:
 
     async def raw(self) -> bytes:
         """The next frame, as bytes."""
-        return encode_frame(*await self.frame())
+        frame = await self.frame()
+        return encode_frame(frame.flags, frame.payload)
 
     async def reply(self) -> Reply:
         return decode_reply(await self.frame())

@@ -52,7 +52,7 @@ def test_frames_are_the_same_one_byte_at_a_time() -> None:
     for at in range(len(data)):
         frames += decoder.feed(data[at : at + 1])
         assert decoder.partial == (sum(12 + len(frame.payload) for frame in frames) != at + 1)
-    assert frames == [(0, b""), (1, b"abc"), (0x8049, bytes(300))]
+    assert frames == [Frame(0, b""), Frame(1, b"abc"), Frame(0x8049, bytes(300))]
 
 
 def test_a_stream_that_ends_inside_a_header_ends_cleanly_and_one_inside_a_payload_does_not() -> None:
@@ -70,7 +70,7 @@ def test_the_largest_frame_is_taken_and_a_larger_one_refused_before_its_payload_
     assert decoder.violation is None
     (frame,) = decoder.feed(bytes(PAYLOAD_BYTES_MAX))
     assert len(frame.payload) == 16_777_216
-    assert decoder.feed(encode_frame(0, b"x") + HEADER.pack(MAGIC, 1, 0, PAYLOAD_BYTES_MAX + 1)) == [(0, b"x")]
+    assert decoder.feed(encode_frame(0, b"x") + HEADER.pack(MAGIC, 1, 0, PAYLOAD_BYTES_MAX + 1)) == [Frame(0, b"x")]
     assert "at most 16777216" in str(decoder.violation)
     assert decoder.feed(encode_frame(0, b"x")) == []
 

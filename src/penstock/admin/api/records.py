@@ -345,12 +345,13 @@ async def produce_records(call: Call, body: NewRecords) -> list[Produced]:
 def _produced(outcome: list[Placement] | Scattered, count: int) -> list[Produced]:
     placements = outcome.placements() if isinstance(outcome, Scattered) else outcome
     produced: dict[int, Produced] = {}
-    for partition, rows, result in placements:
+    for placement in placements:
+        rows, result = placement.rows, placement.result
         if isinstance(result, PenstockError):
             raise result
         numbers = range(count)[rows] if isinstance(rows, slice) else rows
         for at, row in enumerate(numbers):
-            produced[row] = Produced(partition, result.base_offset + at, result.timestamp_ms)
+            produced[row] = Produced(placement.partition, result.base_offset + at, result.timestamp_ms)
     return [produced[row] for row in range(count)]
 
 

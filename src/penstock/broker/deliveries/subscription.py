@@ -31,6 +31,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, NamedTuple
 
+import msgspec
 import structlog
 
 from penstock.broker.deliveries.cursor import CHUNK_ROWS, NOT_IN_MEMORY, Cursor, NotInMemory, Row, cells_of
@@ -39,7 +40,6 @@ from penstock.broker.deliveries.stored import StoredCursor, StoredSubscription, 
 from penstock.broker.deliveries.tags import Tags
 from penstock.broker.records.visibility import is_visible
 from penstock.log.api import Partition, follow_all
-from penstock.namedtuples import made
 from penstock.record_headers import decode_headers, encode_headers
 
 AT_MOST_ONCE: Final = 0
@@ -53,7 +53,7 @@ QOS0_HEADERS: Final = encode_headers([(QOS_HEADER, b"0")])
 log = structlog.get_logger(__name__)
 
 
-class Delivery(NamedTuple):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """One record on its way to a reader. `value` is None for a tombstone, `headers` is an encoded cell."""
 
     tag: int
@@ -480,9 +480,9 @@ class Subscription:
             tag = self._tags.tag(index, offset - cursor.start)
             if self.qos == ALWAYS_AT_LEAST_ONCE or (self.qos and (headers is None or _qos_of(headers))):
                 self._deliver(tag, 1, now_ms, now_ms)
-                return made(Delivery, (tag, AT_LEAST_ONCE, index, offset, value, headers, 1))
+                return Delivery(tag, AT_LEAST_ONCE, index, offset, value, headers)
             if offset >= cursor.qos0_from:
-                return made(Delivery, (tag, AT_MOST_ONCE, index, offset, value, headers, 1))
+                return Delivery(tag, AT_MOST_ONCE, index, offset, value, headers)
 
     def _take_again(self, now_ms: int) -> Delivery | NotInMemory | None:
         """The first that waits; None if it is settled, expired or gone."""

@@ -496,7 +496,11 @@ class _Write:
         self._known.slots |= 1 << slot
 
     def _make(self, found: Mapping[Partition, Appended]) -> bytes:
-        self._places = tuple([Place(partition.index, *found[partition]) for partition, _ in self._parts])
+        places = []
+        for partition, _ in self._parts:
+            appended = found[partition]
+            places.append(Place(partition.index, appended.base_offset, appended.timestamp_ms))
+        self._places = tuple(places)
         self._entry = self._encoded(self._places)
         return self._entry
 
@@ -522,7 +526,7 @@ class _Write:
         def done_for(index: int) -> Callable[[Appended | PenstockError | None], None]:
             def done(result: Appended | PenstockError | None) -> None:
                 if isinstance(result, Appended):
-                    places.append(Place(index, *result))
+                    places.append(Place(index, result.base_offset, result.timestamp_ms))
                 else:
                     failures[index] = result or OutcomeUnknown(_STORED_SOMEWHERE)
                 self._left -= 1

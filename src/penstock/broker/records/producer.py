@@ -22,7 +22,6 @@ from penstock.broker.records.keys import Partitions, partition_by_key, round_rob
 from penstock.broker.records.spreading import ALL_ROWS, Lane, OnPlaced, Placement, Run, Scattered
 from penstock.errors import InvalidRequest, PartitionNotFound, PenstockError, RecordTooLarge
 from penstock.log.api import Appended, Batch, Engine, TopicInfo
-from penstock.namedtuples import made
 
 ANY_PARTITION: Final = -1
 
@@ -194,9 +193,7 @@ class Producer:
             self._append(topic, index, batch, done)
 
     def _append(self, topic: str, index: int, batch: Batch, done: OnPlaced) -> None:
-        self._engine.partition(topic, index).append(
-            batch, lambda result: done([made(Placement, (index, ALL_ROWS, result))])
-        )
+        self._engine.partition(topic, index).append(batch, lambda result: done([Placement(index, ALL_ROWS, result)]))
 
     def _spread(self, topic: str, batch: Batch, partitions: Partitions, done: OnPlaced) -> None:
         lane = self._lanes.get(topic)
@@ -294,7 +291,11 @@ def _report_refused(
     if isinstance(placed, Scattered):
         placed = placed.placements()
     appended = [
-        Placement(partition, rows[part] if isinstance(part, slice) else [rows[row] for row in part], result)
-        for partition, part, result in placed
+        Placement(
+            each.partition,
+            rows[each.rows] if isinstance(each.rows, slice) else [rows[row] for row in each.rows],
+            each.result,
+        )
+        for each in placed
     ]
     done(appended + refused)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -30,7 +31,7 @@ Int64s = npt.NDArray[np.int64]
 _Cell = TypeVar("_Cell")
 
 
-class Placement(NamedTuple):
+class Placement(msgspec.Struct, frozen=True):
     """Where the records `values[rows]` of one call went, or why they did not."""
 
     partition: int
@@ -63,9 +64,9 @@ def errors_by_row(placed: list[Placement] | Scattered, count: int) -> dict[int, 
     if isinstance(placed, Scattered):
         return {}
     errors: dict[int, PenstockError] = {}
-    for _, rows, result in placed:
-        if isinstance(result, PenstockError):
-            errors.update(dict.fromkeys(_numbers(rows, count), result))
+    for each in placed:
+        if isinstance(each.result, PenstockError):
+            errors.update(dict.fromkeys(_numbers(each.rows, count), each.result))
     return dict(sorted(errors.items())) if len(placed) > 1 else errors
 
 
@@ -78,8 +79,9 @@ def offsets_by_unit(placed: list[Placement], units: Sequence[int]) -> list[int |
         return list(itertools.accumulate(units[:-1], initial=result.base_offset))
     count = sum(units)
     by_row: dict[int, int | PenstockError] = {}
-    for _, rows, result in placed:
-        for place, row in enumerate(_numbers(rows, count)):
+    for each in placed:
+        result = each.result
+        for place, row in enumerate(_numbers(each.rows, count)):
             by_row[row] = result if isinstance(result, PenstockError) else result.base_offset + place
     return [by_row[start] for start in itertools.accumulate(units[:-1], initial=0)]
 
@@ -167,7 +169,8 @@ class _Group:
         landed = [result for result in self._results if isinstance(result, Appended)]
         if len(landed) < len(self._results):
             return self._placements()
-        bases, timestamps = (np.array(column, np.int64) for column in zip(*landed, strict=True))
+        bases = np.array([each.base_offset for each in landed], np.int64)
+        timestamps = np.array([each.timestamp_ms for each in landed], np.int64)
         total = len(self._order)
         offsets, times_ms = np.empty(total, np.int64), np.empty(total, np.int64)
         offsets[self._order] = np.repeat(bases - self._bounds[:-1], self._counts) + np.arange(total)

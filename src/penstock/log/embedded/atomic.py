@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.log.api import (
@@ -21,7 +23,6 @@ from penstock.log.api import (
     OnAppended,
     Partition,
 )
-from penstock.namedtuples import made
 
 if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 AnyBatch = Batch | BlockBatch | LateBatch
 
 
-class Waiting(NamedTuple):
+class Waiting(msgspec.Struct, frozen=True):
     """An append on its way to the next commit."""
 
     batch: AnyBatch
@@ -109,4 +110,4 @@ def start_atomic(
     for partition, batch in ours:
         if not (type(batch) is LateBatch and committer.gather_late(whole, partition, batch)):
             whole.left += 1
-            partition.append_part(made(Waiting, (batch, whole.part_done, whole)))
+            partition.append_part(Waiting(batch, whole.part_done, whole))

@@ -30,7 +30,6 @@ from penstock.log.checksums import COMBINED_BYTES_MIN, combined
 from penstock.log.embedded.atomic import Waiting
 from penstock.log.embedded.journal import JournalEntry
 from penstock.log.embedded.segment import Segment
-from penstock.namedtuples import made
 
 if TYPE_CHECKING:
     from penstock.log.embedded.partition import EmbeddedPartition
@@ -99,9 +98,10 @@ class PartitionCommit:
 
     def _measure(self) -> None:
         size_bytes, atomic, late = 0, False, False
-        for batch, _, whole in self.appends:
+        for append in self.appends:
+            batch = append.batch
             size_bytes += batch.size_bytes + _ROW_BYTES * batch.count
-            if whole is not None:
+            if append.whole is not None:
                 atomic = True
                 late = late or type(batch) is LateBatch
         self.size_bytes, self.atomic, self.late = size_bytes, atomic, late
@@ -182,7 +182,7 @@ class PartitionCommit:
         offset = self.base_offset
         for append in self.appends:
             if append.whole is not None:
-                append.whole.places[self.partition] = made(Appended, (offset, self.timestamp_ms))
+                append.whole.places[self.partition] = Appended(offset, self.timestamp_ms)
             offset += append.batch.count
 
     def _pieces(self, block_bytes_target: int) -> list[Batch | Block]:
@@ -260,12 +260,12 @@ class PartitionCommit:
     def answer(self) -> None:
         """Tell every append how it went; on the loop."""
         offset, timestamp_ms, error = self.base_offset, self.timestamp_ms, self.error
-        for batch, done, _ in self.appends:
+        for append in self.appends:
             try:
-                done(error or made(Appended, (offset, timestamp_ms)))
+                append.done(error or Appended(offset, timestamp_ms))
             except Exception:  # a bug in one session must not leave the others of this commit unanswered
                 log.exception("append_callback_failed", partition=str(self.partition))
-            offset += batch.count
+            offset += append.batch.count
         for append, refusal in self.refused:
             try:
                 append.done(refusal)

@@ -38,7 +38,6 @@ from penstock.log.embedded.segment import Segment, SegmentWriter
 from penstock.log.failed_partitions import FailedPartitions
 from penstock.log.tail import RecentReads, Tail
 from penstock.log.watchers import Watchers
-from penstock.namedtuples import made
 
 if TYPE_CHECKING:
     from penstock.log.embedded.commit import Committer
@@ -164,7 +163,7 @@ class EmbeddedPartition(Partition):
             return
         _ = batch.size_bytes  # what has none is a bug of the caller, and must not reach the others
         self._committer.submit(self, relaxed)
-        self._waiting.append(made(Waiting, (batch, done, None)))
+        self._waiting.append(Waiting(batch, done, None))
 
     def append_part(self, part: Waiting) -> None:
         """Append a part of an atomic append, all partitions of which took appends a moment ago. If this one has failed since, which another

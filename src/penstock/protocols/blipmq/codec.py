@@ -14,10 +14,10 @@ because its peer has not logged in is returned without its payload, so that it i
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+
+import msgspec
 
 from penstock.errors import InvalidRequest, ProtocolViolation
-from penstock.namedtuples import made
 from penstock.protocols.blipmq.wire import (
     HEAD,
     HEAD_BYTES,
@@ -41,7 +41,7 @@ RUN_BYTES_MAX = 1 << 20
 """About how much one run holds, so that what waits for its commit is released in parts."""
 
 
-class Frame(NamedTuple):
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """One frame other than a sound PUBLISH, POLL or ACK."""
 
     type: int
@@ -53,7 +53,7 @@ class Frame(NamedTuple):
         return HEAD_BYTES + len(self.payload)
 
 
-class PublishRun(NamedTuple):
+class PublishRun(msgspec.Struct, gc=False):
     """Consecutive publishes to one topic with one QoS."""
 
     qos: int
@@ -64,7 +64,7 @@ class PublishRun(NamedTuple):
     """On the wire."""
 
 
-class IdRun(NamedTuple):
+class IdRun(msgspec.Struct, frozen=True, gc=False):
     """Consecutive POLL frames for one subscription, or ACK frames; the correlation ids of ACK frames are delivery tags."""
 
     type: int
@@ -130,8 +130,8 @@ class Decoder(BufferingDecoder[Message]):
                 run = self._publish(data, position, frame_end, correlation_id)
                 if run is not None:
                     run_end = self._extend(run, data, position, frame_end)
-                    qos, topic, correlation_ids, values, _ = run
-                    messages.append(made(PublishRun, (qos, topic, correlation_ids, values, run_end - position)))
+                    run.size_bytes = run_end - position
+                    messages.append(run)
                     messages_left -= 1
                     position = run_end
                     continue
@@ -143,7 +143,7 @@ class Decoder(BufferingDecoder[Message]):
                 continue
             elif kind not in _TYPES:
                 raise ProtocolViolation(f"unknown frame type {kind:#04x}")
-            messages.append(made(Frame, (kind, correlation_id, data[position + HEAD_BYTES : frame_end])))
+            messages.append(Frame(kind, correlation_id, data[position + HEAD_BYTES : frame_end]))
             messages_left -= 1
             position = frame_end
         self._buffer.needed_bytes = LENGTH_BYTES
@@ -157,7 +157,7 @@ class Decoder(BufferingDecoder[Message]):
         qos, topic, value = found
         if not topic or qos > QOS_MAX:
             return None
-        return made(PublishRun, (qos, topic, [correlation_id], [value], 0))
+        return PublishRun(qos, topic, [correlation_id], [value], 0)
 
     def _extend(self, run: PublishRun, data: bytes, first: int, position: int) -> int:
         """Take the frames that follow and are like the first; returns where the run ends."""
@@ -192,7 +192,7 @@ def _id_run(data: bytes, position: int, frames_max: int) -> IdRun:
         if other_id != subscription_id or other_kind != kind or other_length != length:
             break
         correlation_ids.append(correlation_id)
-    return made(IdRun, (kind, subscription_id, correlation_ids))
+    return IdRun(kind, subscription_id, correlation_ids)
 
 
 # -- payloads -------------------------------------------------------------------------------------------------------------

@@ -146,13 +146,14 @@ class FollowingSession(BlipMQSession):
         if self._principal is None or shard is None or self._subscriptions.owns(shard):
             return super()._answer_frame(frame, slot)
         self._stats.requests[_SUBSCRIBE] += 1
-        reply = self._pass_on(shard, codec.encode_frame(*frame), self._principal, slot)
+        data = codec.encode_frame(frame.type, frame.correlation_id, frame.payload)
+        reply = self._pass_on(shard, data, self._principal, slot)
         self._subscribing = self._busy = True
         self._ways[shard].frames.awaited_id = frame.correlation_id
         return reply
 
     def _answer_ids(self, run: IdRun, slot: ReplySlot) -> bytes | None:
-        kind, subscription_id, correlation_ids = run
+        kind, subscription_id, correlation_ids = run.type, run.subscription_id, run.correlation_ids
         shard = self._shard_of(run)
         if self._principal is None or shard is None or self._subscriptions.owns(shard):
             return super()._answer_ids(run, slot)
@@ -164,7 +165,8 @@ class FollowingSession(BlipMQSession):
         """Have the node that was asked last answer, once this one has stored what was acknowledged here."""
         self._stats.requests[_PING] += 1
         assert self._asked is not None
-        pass_on = partial(self._pass_on, self._asked, codec.encode_frame(*frame), principal, slot)
+        ping = codec.encode_frame(_PING, frame.correlation_id, frame.payload)
+        pass_on = partial(self._pass_on, self._asked, ping, principal, slot)
         if not self._acknowledged:
             return pass_on()
         self._acknowledged = False

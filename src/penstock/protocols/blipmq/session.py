@@ -244,7 +244,7 @@ class BlipMQSession(Conversation[Message]):
 
     def _answer_frame(self, frame: Frame, slot: ReplySlot) -> bytes | None:
         """Return the answer; None if it comes later."""
-        kind, correlation_id, payload = frame
+        kind, correlation_id, payload = frame.type, frame.correlation_id, frame.payload
         self._stats.requests[kind] += 1
         if kind == _HELLO:
             return self._hello(correlation_id, payload)
@@ -330,7 +330,7 @@ class BlipMQSession(Conversation[Message]):
 
     def _answer_ids(self, run: IdRun, slot: ReplySlot) -> bytes | None:
         """Return the answer to POLL or ACK frames; None if it comes later."""
-        kind, subscription_id, correlation_ids = run
+        kind, subscription_id, correlation_ids = run.type, run.subscription_id, run.correlation_ids
         self._stats.requests[kind] += len(correlation_ids)
         principal = self._principal
         if principal is None:
@@ -412,7 +412,7 @@ class BlipMQSession(Conversation[Message]):
                 break
             if not taken:
                 if frames:
-                    self._say_nothing(run._replace(correlation_ids=polls[len(frames) :]), slot)
+                    self._say_nothing(IdRun(run.type, run.subscription_id, polls[len(frames) :]), slot)
                 self._stats.sent_records += len(frames)
                 return b"".join(frames)
             for delivery in taken:
@@ -430,7 +430,7 @@ class BlipMQSession(Conversation[Message]):
         if refused:
             self._subscriptions.requeue(subscription, refused)
         if len(frames) < len(polls):
-            self._put_back(run._replace(correlation_ids=polls[len(frames) :]), slot)
+            self._put_back(IdRun(run.type, run.subscription_id, polls[len(frames) :]), slot)
         self._stats.sent_records += len(frames)
         return b"".join(frames)
 

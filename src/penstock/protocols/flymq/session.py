@@ -295,9 +295,12 @@ class FlyMQSession(Conversation[Request]):
 
     def _written(self, run: ProduceRun, slot: ReplySlot, placed: list[Placement] | Scattered) -> None:
         if isinstance(placed, list) and len(run.values) == len(placed) == 1:
-            [(partition, _, result)] = placed
+            (placement,) = placed
+            result = placement.result
             if isinstance(result, Appended):
-                self._settle_write(slot, encode_produced_one(run, partition, result.base_offset, result.timestamp_ms))
+                self._settle_write(
+                    slot, encode_produced_one(run, placement.partition, result.base_offset, result.timestamp_ms)
+                )
                 return
         self._settle_write(slot, self._placed(run, placed))
 
@@ -308,12 +311,13 @@ class FlyMQSession(Conversation[Request]):
 
     def _parts(self, run: ProduceRun, placements: list[Placement]) -> list[Placed | Failed]:
         parts: list[Placed | Failed] = []
-        for partition, rows, result in placements:
+        for placement in placements:
+            rows, result = placement.rows, placement.result
             if isinstance(result, PenstockError):
                 count = len(run.values[rows]) if isinstance(rows, slice) else len(rows)
                 parts.append(Failed(rows, self._error(run, result, count)))
             else:
-                parts.append(Placed(rows, partition, result.base_offset, result.timestamp_ms))
+                parts.append(Placed(rows, placement.partition, result.base_offset, result.timestamp_ms))
         return parts
 
     def _write_single(self, body: Operation[Any], slot: ReplySlot) -> None:

@@ -16,7 +16,7 @@ from penstock.protocols.fujin.codec.messages import Command, ConnectReader, Sett
 from penstock.protocols.fujin.codec.reply_decoding import Answer, Done, ReplyDecoder, Settled
 from penstock.protocols.fujin.wire import Reply, Request
 
-_IDS = frozenset({"correlation_id", "correlation_ids", "writer_id", "id", "ids"})
+_IDS = ("writer_id", "correlation_id", "correlation_ids", "id", "ids")
 """Fields whose bytes are numbers of the protocol's own, and no payload."""
 
 
@@ -62,7 +62,7 @@ class FujinDissector:
 
     def _fields(self, message: Command | Answer) -> tuple[Field, ...]:
         shown = self._view.fields(message, without=("size_bytes", "request", "reply", "results", *_IDS))
-        ids = [Field(name, _ids(getattr(message, name))) for name in message._fields if name in _IDS]
+        ids = [Field(name, _ids(getattr(message, name))) for name in _IDS if hasattr(message, name)]
         if isinstance(message, Settled):
             ids.append(Field("results", self._view.text([error or "ok" for _, error in message.results])))
         return (*ids, *shown)

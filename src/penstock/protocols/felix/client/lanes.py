@@ -80,12 +80,14 @@ class Lane:
         if self.failure is not None:
             raise self.failure
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        # It stays there until it is answered, even if its caller is cancelled: the broker may still carry it out.
         self._waiting[request_id] = answered
         try:
             await self.stream.write(frame)
-            return await answered
-        finally:
+        except PenstockError:
             self._waiting.pop(request_id, None)
+            raise
+        return await answered
 
     def _received(self, data: bytes) -> None:
         if not data:

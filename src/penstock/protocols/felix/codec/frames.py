@@ -10,13 +10,12 @@ as soon as the header is there.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, Raw
 
 from penstock.errors import ProtocolViolation
-from penstock.namedtuples import made
 from penstock.protocols.felix.codec import binary
 from penstock.protocols.felix.codec.binary import Events, PublishAck
 from penstock.protocols.felix.codec.messages import (
@@ -60,7 +59,7 @@ from penstock.protocols.felix.wire import (
 from penstock.protocols.receive_buffer import UNBOUNDED, BufferingDecoder
 
 
-class Frame(NamedTuple):
+class Frame(msgspec.Struct, frozen=True, gc=False):
     flags: int
     payload: bytes
 
@@ -112,7 +111,7 @@ class FrameDecoder(BufferingDecoder[Frame]):
             if frame_end > end:
                 self._buffer.needed_bytes = frame_end - position
                 break
-            messages.append(made(Frame, (flags, data[position + HEADER_BYTES : frame_end])))
+            messages.append(Frame(flags, data[position + HEADER_BYTES : frame_end]))
             position = frame_end
         return position
 
@@ -163,7 +162,7 @@ _anything = msgspec.json.Decoder()
 
 def decode_request(frame: Frame) -> Request:
     """What a client says with one frame. Faults come back as a BadRequest."""
-    flags, payload = frame
+    flags, payload = frame.flags, frame.payload
     known = flags & KNOWN
     if known == JSON:
         return _decode_json_request(payload)
@@ -233,7 +232,7 @@ _replies: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
 
 def decode_reply(frame: Frame) -> Reply:
     """What a server says with one frame. Raises ProtocolViolation."""
-    flags, payload = frame
+    flags, payload = frame.flags, frame.payload
     known = flags & KNOWN
     if known == JSON:
         try:

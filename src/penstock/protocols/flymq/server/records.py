@@ -127,14 +127,15 @@ class _RecordsWrite:
         if isinstance(placed, Scattered):
             self._store(rows, *(column.tolist() for column in placed))
         else:
-            for partition, part, result in placed:
+            for each in placed:
+                part, result = each.rows, each.result
                 stored = rows[part] if isinstance(part, slice) else [rows[at] for at in part]
                 if isinstance(result, PenstockError):
                     self._fail(stored, result)
                 else:
                     count = len(stored)
                     offsets = range(result.base_offset, result.base_offset + count)
-                    self._store(stored, [partition] * count, offsets, [result.timestamp_ms] * count)
+                    self._store(stored, [each.partition] * count, offsets, [result.timestamp_ms] * count)
         self._settle(len(rows))
 
     def _store(
@@ -167,11 +168,12 @@ def stored(
         if isinstance(placed, Scattered):
             partition, offset, timestamp_ms = (int(column[0]) for column in placed)
         else:
-            [(partition, _, result)] = placed
+            (placement,) = placed
+            partition, result = placement.partition, placement.result
             if isinstance(result, PenstockError):
                 written(result)
                 return
-            offset, timestamp_ms = result
+            offset, timestamp_ms = result.base_offset, result.timestamp_ms
         written(kind.of(topic, partition, offset, timestamp_ms, key, value))
 
     return done

@@ -27,7 +27,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from penstock.namedtuples import made
 from penstock.protocols.bytes import U16, U32
 from penstock.protocols.fujin.codec.messages import (
     BadCommand,
@@ -402,7 +401,7 @@ class Decoder:
             return body_end
         last = commands[-1] if commands else None
         if not isinstance(last, WriteRun) or last.topic != topic or last.size_bytes > RUN_BYTES_MAX:
-            last = made(WriteRun, (topic, [], [], None, 0))
+            last = WriteRun(topic, [], [], None, 0)
             commands.append(last)
         last.correlation_ids.append(correlation_id)
         last.values.append(data[body_at:body_end])
@@ -411,14 +410,13 @@ class Decoder:
             if column is None:
                 column = [()] * (len(last.values) - 1)
             column.append(headers)
-            last = commands[-1] = last._replace(headers=column)
+            last.headers = column
         run_end = body_end
         if last.headers is None and run_end < end:
             run_end = self._extend(
                 last, data, data[at + 5 : position if form is WriteForm.TABLE else topic_end], body_end
             )
-        topic, correlation_ids, values, column, size_bytes = last
-        commands[-1] = made(WriteRun, (topic, correlation_ids, values, column, size_bytes + run_end - at))
+        last.size_bytes += run_end - at
         return run_end
 
     def _extend(self, run: WriteRun, data: bytes, prefix: bytes, position: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 Headers = tuple[tuple[str, bytes], ...]
 
 
@@ -23,7 +25,7 @@ class ConnectReader(NamedTuple):
     size_bytes: int
 
 
-class WriteRun(NamedTuple):
+class WriteRun(msgspec.Struct, gc=False):
     """Consecutive WRITEs to one topic."""
 
     topic: str
