@@ -13,6 +13,7 @@ from penstock.broker.access.checks import ANONYMOUS
 from penstock.broker.deliveries.shards import shard_of_topic
 from penstock.broker.deliveries.stored import StoredSubscription
 from penstock.broker.deliveries.subscription import Delivery, Subscription
+from penstock.broker.deliveries.subscription_writer import SubscriptionWriter
 from penstock.errors import GroupNotFound, PenstockError
 from penstock.log.api import TopicConfig
 from penstock.protocols.blipmq.client import AsyncBlipMQClient
@@ -190,6 +191,29 @@ async def test_a_subscription_that_is_being_made_goes_along_with_its_shard(
     kept = subscriptions.find_named(topic, "group")
     assert kept is not None
     assert kept.id == made.id
+
+
+async def test_a_shard_that_comes_back_before_it_could_go_is_owned_again(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with blipmq(nodes.running[0]) as client:
+        for topic in TOPICS:
+            await client.subscribe(topic)
+        with monkeypatch.context() as stuck:
+            stuck.setattr(SubscriptionWriter, "unwritten", True)
+            three = await SharedNode(nodes.log, "three", tmp_path, LISTENERS).start()
+            await until(lambda: any(node.broker.subscriptions._leaving for node in nodes.running))
+            await three.stop()
+            await until(lambda: sum(len(node.engine.given_shards) for node in nodes.running) == SHARDS)
+        await nodes.settled()
+        for topic in TOPICS:
+            number = await client.subscribe(topic)
+            await client.send(topic, b"x")
+            [message] = await client.poll(number)
+            assert message.value == b"x"
+    for node in nodes.running:
+        subscriptions = node.broker.subscriptions
+        assert subscriptions._subscribed.total() == len(subscriptions)
 
 
 async def test_the_shards_of_a_node_that_stops_go_to_the_others(nodes: Nodes) -> None:

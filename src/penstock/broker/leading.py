@@ -181,7 +181,8 @@ class Leading:
         if engine.deposed is not None:
             return None
         for shard in range(engine.shards or 0):
-            if shard not in engine.given_shards:
+            if shard not in engine.given_shards or shard not in sharded.owned:
+                # Also one that came back before it had gone, or that could not be gained: nothing of it is under way when it is claimed.
                 await sharded.lose(shard)
                 await engine.release_shard(shard)
         for shard in sorted(engine.given_shards):
