@@ -78,6 +78,7 @@ class Shards:
         claim.leave()
         for partition in self._covered(shard):
             await partition.written()
+        await claim.transactions.ended()
 
     async def check(self, led: Place, *, keep: bool) -> None:
         """Find out whether another node has taken a claim. `keep`: use those that are held, so that Kafka does not forget them; `led` is a
