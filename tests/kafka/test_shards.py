@@ -116,6 +116,19 @@ async def test_a_shard_that_comes_back_is_written_to_again(shared: list[KafkaEng
     assert await read_values(two.partition(TABLE, theirs)) == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
+@pytest.mark.parametrize("keep", [False, True], ids=["", "once an hour"])
+async def test_an_owner_that_writes_nothing_finds_out_that_it_was_replaced(
+    shared: list[KafkaEngine], keep: bool
+) -> None:
+    one, two = shared
+    theirs = min(two.given_shards)
+    for loop in two._loops:
+        await loop.cancel()
+    await one.claim_shard(theirs)
+    await two._shards.check(two.partition(TABLE, theirs).place, keep=keep)
+    assert two.deposed is not None
+
+
 async def test_a_shard_is_not_left_while_dead_letters_may_still_be_committed(
     shared: list[KafkaEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
