@@ -1,5 +1,5 @@
-"""Felix on several nodes: a client publishes and subscribes on the node that it is connected to; groups and the cache are on the one that
-leads."""
+"""Felix on several nodes: a client publishes and subscribes on the node that it is connected to; groups are on the owner of their stream,
+and the cache on the node that leads."""
 
 from __future__ import annotations
 
