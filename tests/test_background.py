@@ -50,6 +50,25 @@ class Steps:
             await self._ran.wait()
 
 
+async def test_a_loop_runs_though_another_of_its_name_fails_which_stays_known() -> None:
+    background = Background()
+    failing, working = Steps(*[NoSpace("disk full")] * 1000, pause_s=None), Steps()
+    first = background.loop("storing", failing)
+    await failing.reached(1)
+    second = background.loop("storing", working, first_s=None)
+    await asyncio.sleep(0)
+    second.wake()
+    async with asyncio.timeout(5):
+        await working.reached(1)
+    assert background.failing == {"storing": "NoSpace: disk full"}
+    failing.errors.clear()
+    async with asyncio.timeout(5):
+        while background.failing:
+            await asyncio.sleep(0)
+    for loop in (first, second):
+        await loop.stop()
+
+
 async def test_a_loop_survives_whatever_its_step_raises_and_counts_it() -> None:
     background = Background()
     steps = Steps(OSError(24, "Too many open files"), NoSpace("disk full"), RuntimeError("bug"))

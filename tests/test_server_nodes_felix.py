@@ -1,5 +1,5 @@
-"""Felix on several nodes: a client publishes and subscribes on the node that it is connected to; groups and the cache are on the one that
-leads."""
+"""Felix on several nodes: a client publishes and subscribes on the node that it is connected to; groups are on the owner of their stream,
+and the cache on the node that leads."""
 
 from __future__ import annotations
 
@@ -96,6 +96,23 @@ async def test_a_client_publishes_and_subscribes_on_a_node_that_follows(nodes: l
             assert seen == values
     assert nodes[1].server.sessions["felix"].received_records == 501
     assert nodes[0].server.sessions["felix"].received_records == 0
+
+
+async def test_a_group_named_like_a_number_is_on_the_owner_of_its_stream(tmp_path: Path) -> None:
+    log = SharedLog(elects=True, shards=4)
+    felix = {"felix": {"tokens": {"t1": "secret"}, "auth": "required"}}
+    nodes = [await SharedNode(log, name, tmp_path, felix).start() for name in ("one", "two")]
+    await until(lambda: sum(len(set(node.broker.subscriptions.owned)) for node in nodes) == 4)
+    talks = [await talk_to(node) for node in nodes]
+    for stream in ("a", "b", "c", "d"):
+        await nodes[0].broker.topics.create(ANONYMOUS, f"t1/{stream}", TopicConfig())
+        async with connected(nodes[0]) as client:
+            await client.send(stream, b"x")
+        for talk in talks:
+            seen = await records(talk, poll(1, stream=stream, group="#5"))
+            assert list(seen.values()) == ([b"x"] if talk is talks[0] else [])
+    for node in reversed(nodes):
+        await node.stop()
 
 
 async def test_all_nodes_show_one_cache(nodes: list[SharedNode]) -> None:

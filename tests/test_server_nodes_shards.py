@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.broker.access.checks import ANONYMOUS
-from penstock.broker.deliveries.shards import shard_of_topic
+from penstock.broker.deliveries import elsewhere
+from penstock.broker.deliveries.shards import SUBSCRIPTIONS_TOPIC, shard_of_topic
 from penstock.broker.deliveries.stored import StoredSubscription
 from penstock.broker.deliveries.subscription import Delivery, Subscription
+from penstock.broker.deliveries.subscription_writer import SubscriptionWriter
+from penstock.broker.table import Table
 from penstock.errors import GroupNotFound, PenstockError
 from penstock.log.api import TopicConfig
 from penstock.protocols.blipmq.client import AsyncBlipMQClient
@@ -192,6 +196,29 @@ async def test_a_subscription_that_is_being_made_goes_along_with_its_shard(
     assert kept.id == made.id
 
 
+async def test_a_shard_that_comes_back_before_it_could_go_is_owned_again(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with blipmq(nodes.running[0]) as client:
+        for topic in TOPICS:
+            await client.subscribe(topic)
+        with monkeypatch.context() as stuck:
+            stuck.setattr(SubscriptionWriter, "unwritten", True)
+            three = await SharedNode(nodes.log, "three", tmp_path, LISTENERS).start()
+            await until(lambda: any(node.broker.subscriptions._leaving for node in nodes.running))
+            await three.stop()
+            await until(lambda: sum(len(node.engine.given_shards) for node in nodes.running) == SHARDS)
+        await nodes.settled()
+        for topic in TOPICS:
+            number = await client.subscribe(topic)
+            await client.send(topic, b"x")
+            [message] = await client.poll(number)
+            assert message.value == b"x"
+    for node in nodes.running:
+        subscriptions = node.broker.subscriptions
+        assert subscriptions._subscribed.total() == len(subscriptions)
+
+
 async def test_the_shards_of_a_node_that_stops_go_to_the_others(nodes: Nodes) -> None:
     one, two = nodes.running
     async with blipmq(one) as client:
@@ -335,6 +362,33 @@ async def test_any_node_lists_resets_and_deletes_the_subscriptions_of_all(nodes:
                 await admin.delete_group(name, topic)
                 with pytest.raises(GroupNotFound):
                     await admin.delete_group(name, topic)
+
+
+async def test_a_group_that_is_looked_for_costs_no_look_at_all_subscriptions(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = nodes.running
+    topics = [topic for topic in TOPICS if nodes.owner(topic) is two]
+    async with blipmq(two) as client, flymq(two) as admin:
+        numbers = {topic: await client.subscribe(topic) for topic in topics}
+        asked: list[str] = []
+        catch_up = Table.catch_up
+
+        async def counted(table: Table[Any, Any]) -> None:
+            if table.topic == SUBSCRIPTIONS_TOPIC:
+                asked.append(table.topic)
+            await catch_up(table)
+
+        monkeypatch.setattr(Table, "catch_up", counted)
+        made: list[int] = []
+        monkeypatch.setattr(elsewhere, "Subscription", lambda number, *_, **__: made.append(number))
+        with pytest.raises(GroupNotFound):
+            await one.broker.groups.lag(ANONYMOUS, topics[0], "unknown", 0)
+        assert (len(asked), made) == (1, [])
+        monkeypatch.undo()
+        for topic, number in numbers.items():
+            assert (await one.broker.groups.lag(ANONYMOUS, topic, f"#{number}", 0)).records == 0
+            assert [each.name for each in await admin.monitoring.subscriptions(topic=topic)] == [f"#{number}"]
 
 
 async def until_listed(admin: AsyncFlyMQClient, names: set[tuple[str, str]]) -> None:

@@ -78,6 +78,8 @@ class Loop:
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
         self._retry_s = RETRY_S_MIN
+        self._failed = False
+        """Whether the last run failed. Other loops of the same name may have failed or succeeded since."""
         self._task = asyncio.get_running_loop().create_task(self._run(first_s), name=f"penstock-{health.name}")
 
     def wake(self) -> None:
@@ -100,10 +102,13 @@ class Loop:
         try:
             pause_s = await self._step()
         except Exception as error:  # noqa: BLE001  one failed run must not end the loop
+            self._failed = True
             self._health.failed(error)
             pause_s, self._retry_s = self._retry_s, min(2 * self._retry_s, self._retry_s_max)
         else:
-            self._health.succeeded()
+            if self._failed:
+                self._failed = False
+                self._health.succeeded()
             self._retry_s = RETRY_S_MIN
         return pause_s
 
@@ -119,7 +124,7 @@ class Loop:
         if pause_s == 0:
             await asyncio.sleep(0)
             return
-        until = self._woken if self._health.failure is None else self._stopping
+        until = self._stopping if self._failed else self._woken
         try:
             async with asyncio.timeout(pause_s):
                 await until.wait()

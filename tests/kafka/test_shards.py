@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from bench.kafka import Kafka
-from penstock.errors import InvalidRequest, NotLeading, NotWritten
+from penstock.errors import InvalidRequest, NotLeading, NotWritten, OutcomeUnknown
 from penstock.log.api import Batch, BatchFor, TopicConfig
+from penstock.log.kafka.client import ProducerId
 from penstock.log.kafka.engine import KafkaEngine
+from penstock.log.kafka.faults import Unanswered
 from penstock.log.kafka.settings import KafkaSettings
 from tests.log.records import append, read_values, start_atomic_append
 
@@ -112,6 +114,46 @@ async def test_a_shard_that_comes_back_is_written_to_again(shared: list[KafkaEng
         await one._shards.leave(theirs)
         await two.claim_shard(theirs)
     assert await read_values(two.partition(TABLE, theirs)) == [b"0", b"0", b"1", b"1", b"2", b"2"]
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["", "once an hour"])
+async def test_an_owner_that_writes_nothing_finds_out_that_it_was_replaced(
+    shared: list[KafkaEngine], keep: bool
+) -> None:
+    one, two = shared
+    theirs = min(two.given_shards)
+    for loop in two._loops:
+        await loop.cancel()
+    await one.claim_shard(theirs)
+    await two._shards.check(two.partition(TABLE, theirs).place, keep=keep)
+    assert two.deposed is not None
+
+
+async def test_a_shard_is_not_left_while_dead_letters_may_still_be_committed(
+    shared: list[KafkaEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = shared[1]
+    theirs = min(two.given_shards)
+    end, answering = two._client.end_transaction, asyncio.Event()
+
+    async def end_late(name: str, producer: ProducerId, *, commit: bool) -> None:
+        if commit and not answering.is_set():
+            raise Unanswered("a test")
+        await end(name, producer, commit=commit)
+
+    monkeypatch.setattr(two._client, "end_transaction", end_late)
+    monkeypatch.setattr(two._sender, "_append_s_max", 0.5)
+    with pytest.raises(OutcomeUnknown):
+        await start_atomic_append(two, in_shard(two, theirs))
+    leaving = asyncio.ensure_future(two._shards.leave(theirs))
+    await asyncio.wait([leaving], timeout=0.5)
+    assert not leaving.done()
+    answering.set()
+    await leaving
+    monkeypatch.undo()
+    await two.claim_shard(theirs)
+    await start_atomic_append(two, in_shard(two, theirs))
+    assert await read_values(two.partition(TABLE, theirs)) == [b"state", b"state"]
 
 
 @pytest.mark.parametrize("atomic", [False, True], ids=["a state", "dead letters"])

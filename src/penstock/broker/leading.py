@@ -17,6 +17,7 @@ from typing import Protocol
 from penstock.background import Background, Loop
 from penstock.broker.access.checks import Principal
 from penstock.broker.table import AWAIT_LEADER_S
+from penstock.errors import PenstockError
 from penstock.log.api import Engine, TopicConfig
 from penstock.log.watchers import Watchers
 
@@ -180,14 +181,24 @@ class Leading:
         engine, sharded = self._engine, self._sharded
         if engine.deposed is not None:
             return None
+        failed: dict[int, PenstockError] = {}  # one that cannot be stored or loaded holds up no other
         for shard in range(engine.shards or 0):
-            if shard not in engine.given_shards:
-                await sharded.lose(shard)
-                await engine.release_shard(shard)
+            if shard not in engine.given_shards or shard not in sharded.owned:
+                # Also one that came back before it had gone, or that could not be gained: nothing of it is under way when it is claimed.
+                try:
+                    await sharded.lose(shard)
+                    await engine.release_shard(shard)
+                except PenstockError as error:
+                    failed[shard] = error
         for shard in sorted(engine.given_shards):
             if not await sharded.is_divided():
                 return AWAIT_LEADER_S
-            if shard in engine.given_shards and shard not in sharded.owned:
-                await engine.claim_shard(shard)
-                await sharded.gain(shard)
+            if shard in engine.given_shards and shard not in sharded.owned and shard not in failed:
+                try:
+                    await engine.claim_shard(shard)
+                    await sharded.gain(shard)
+                except PenstockError as error:
+                    failed[shard] = error
+        if failed:
+            raise next(iter(failed.values()))
         return None

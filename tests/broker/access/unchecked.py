@@ -54,7 +54,6 @@ NOT_OPERATIONS = {
     "subscriptions.move",  # likewise
     "subscriptions.group_infos",
     "subscriptions.delete_group",
-    "subscriptions.all",
     "subscriptions.here",
     "subscriptions.divide",  # these belong to the nodes of a cluster
     "subscriptions.is_divided",

@@ -13,7 +13,7 @@ from penstock.broker.deliveries import shards
 from penstock.broker.deliveries.shards import NUMBERS_PER_SHARD, SUBSCRIPTIONS_TOPIC, shard_of_number, shard_of_topic
 from penstock.broker.limits import BrokerLimits
 from penstock.broker.table import appended_together
-from penstock.errors import InvalidRequest, NotWritten
+from penstock.errors import CorruptBlock, InvalidRequest, NotWritten
 from penstock.log.api import TopicConfig
 from penstock.testing.clock import ManualClock
 from penstock.testing.shared_engine import SharedEngine
@@ -164,6 +164,27 @@ async def test_a_subscription_whose_topic_its_new_owner_has_not_heard_of_is_kept
     monkeypatch.undo()
     engine._turn_soon()
     await until(lambda: len(one.subscriptions) + len(two.subscriptions) == len(TOPICS))
+
+
+async def test_a_shard_that_cannot_be_loaded_holds_up_no_other(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.share(SHARDS)
+    load = shards.Shard.load
+
+    async def load_most(shard: shards.Shard) -> None:
+        if shard.number == 1:
+            raise CorruptBlock("a test")
+        await load(shard)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shards.Shard, "load", load_most)
+        broker = await cluster.add()
+        async with asyncio.timeout(20):
+            await until(lambda: set(broker.subscriptions.owned) == {0, 2, 3})
+            await until(lambda: "shards" in broker.background.failing)
+    async with asyncio.timeout(20):
+        await until(lambda: len(broker.subscriptions.owned) == SHARDS)
 
 
 async def test_the_number_of_shards_stays_as_it_is(cluster: Cluster) -> None:

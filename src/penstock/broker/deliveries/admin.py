@@ -8,7 +8,7 @@ from typing import NamedTuple
 from penstock.background import run_to_completion
 from penstock.broker.access.checks import Operation, Principal, on_broker, on_topic_group
 from penstock.broker.deliveries.subscription import Subscription
-from penstock.broker.deliveries.subscriptions import Subscriptions, group_name
+from penstock.broker.deliveries.subscriptions import Subscriptions
 from penstock.broker.groups.lag import Lookups, RecordAges
 from penstock.broker.groups.monitoring import Filter, first_page
 from penstock.broker.groups.resets import Move, ResetTarget, audited, handles_to_reset, move_of
@@ -50,14 +50,10 @@ class SubscriptionAdmin(Part):
     @on_broker(Operation.ADMIN)
     async def statuses(self, principal: Principal, wanted: Filter) -> SubscriptionPage:
         """Return subscriptions by topic and name; those of other nodes, on the node that leads, as they are stored."""
-        await self._subscriptions.catch_up()
-        found = [
-            each
-            for each in sorted(self._subscriptions.all(), key=lambda each: (each.topic, group_name(each)))
-            if wanted.name in ("", group_name(each))
-            and wanted.topic in ("", each.topic)
-            and (each.topic, group_name(each)) > wanted.after
-        ]
+        group, topic = wanted.name or None, wanted.topic or None
+        await self._subscriptions.catch_up(group, topic)
+        of_group = sorted(self._subscriptions.of_group(group, topic), key=lambda each: (each.topic, each.group))
+        found = [each for each in of_group if (each.topic, each.group) > wanted.after]
         page = first_page(found, lambda each: len(each.positions))
         lookups = Lookups()
         return SubscriptionPage([await self._status(each, lookups) for each in page], len(page) < len(found))
@@ -107,7 +103,7 @@ class SubscriptionAdmin(Part):
         seconds = await self._ages.oldest_s(subscription.topic_id, subscription.first_unsettled(), lookups)
         return SubscriptionStatus(
             subscription.topic,
-            group_name(subscription),
+            subscription.group,
             subscription.owner,
             subscription.created_ms,
             subscription.lag,

@@ -6,7 +6,7 @@ What is stored is kept as it was read, and looked into when somebody asks: ackno
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from typing import Final, Protocol
 
 import msgspec
@@ -14,7 +14,12 @@ import msgspec
 from penstock.background import Background
 from penstock.broker.access.checks import Principal
 from penstock.broker.deliveries.policy import DeliveryPolicy
-from penstock.broker.deliveries.shards import SUBSCRIPTIONS_TOPIC
+from penstock.broker.deliveries.shards import (
+    SUBSCRIPTIONS_TOPIC,
+    number_in,
+    shard_of_number,
+    shard_of_topic,
+)
 from penstock.broker.deliveries.stored import StoredSubscription
 from penstock.broker.deliveries.subscription import Subscription
 from penstock.broker.groups.resets import Move, ResetTarget
@@ -72,23 +77,36 @@ class Elsewhere:
     async def close(self) -> None:
         await asyncio.gather(*(table.close() for table in self._tables))
 
-    async def catch_up(self) -> None:
-        await asyncio.gather(*(table.catch_up() for table in self._tables))
+    async def catch_up(self, group: str | None, topic: str | None) -> None:
+        """Show those of a group and topic as they were stored before the call; all where neither is given."""
+        await asyncio.gather(*(self._tables[shard].catch_up() for shard in self._shards_of(group, topic)))
 
     def count(self, owned: Container[int]) -> int:
         """Return about how many there are in shards that this node does not own."""
         return sum(max(0, len(table) - 1) for shard, table in enumerate(self._tables) if shard not in owned)
 
-    def subscriptions(self, owned: Container[int]) -> Iterator[Subscription]:
-        """Iterate over those in shards that this node does not own: what was not acknowledged counts as in flight. Only to be looked at."""
+    def subscriptions(self, owned: Container[int], group: str | None, topic: str | None) -> Iterator[Subscription]:
+        """Iterate over those in shards that this node does not own, of a group and a topic where they are given: what was not acknowledged
+        counts as in flight. Only to be looked at."""
         now_ms = self._clock.now_ms()
-        for shard, table in enumerate(self._tables):
+        for shard in self._shards_of(group, topic):
             if shard in owned:
                 continue
-            for number, raw in table.items():
+            for number, raw in self._tables[shard].items():
                 stored = _DECODER.decode(raw)
+                if topic not in (None, stored.topic) or group not in (None, stored.group(number)):
+                    continue
                 info = self._engine.topics().get(stored.topic)
                 if info is not None and info.id == stored.topic_id:
                     handles = self._engine.partitions(info)
                     continued = stored.continued(handles)
                     yield Subscription(number, continued, handles, self._policy, shard=shard, restored_ms=now_ms)
+
+    def _shards_of(self, group: str | None, topic: str | None) -> Collection[int]:
+        """Return the shards in which subscriptions of a group in a topic may be: one or two, where both are given."""
+        count = len(self._tables)
+        if group is None or topic is None:
+            return range(count)
+        number = number_in(group)
+        by_name = shard_of_topic(topic, count)
+        return {by_name} if number is None else {by_name, shard_of_number(number, count)}

@@ -70,6 +70,10 @@ class StoredSubscription(msgspec.Struct, frozen=True, array_like=True):
     owner: str = ""
     """The principal that created it; empty if its listener asks nobody who they are."""
 
+    def group(self, number: int) -> str:
+        """Return the name of the group that it is; one without a name is known by its number."""
+        return self.name or f"#{number}"
+
     def moved(self, offsets: Mapping[int, int]) -> StoredSubscription:
         """Return the subscription as it is once these partitions are read from other offsets on."""
         cursors = tuple(

@@ -106,6 +106,7 @@ class Subscription:
         "dead_letters",
         "deleted",
         "expired",
+        "group",
         "id",
         "is_elsewhere",
         "is_moving",
@@ -137,6 +138,7 @@ class Subscription:
         self.topic_id = stored.topic_id
         self.qos = stored.qos
         self.name = stored.name
+        self.group = stored.group(subscription_id)
         self.created_ms = stored.created_ms
         self.owner = stored.owner
         self.used_s = 0.0

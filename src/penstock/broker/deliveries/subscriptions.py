@@ -129,6 +129,8 @@ class Subscriptions(Part):
         self._shard_count = await divide(self._engine)
         if self._engine.shards is not None:
             self._engine.divide(SUBSCRIPTIONS_TOPIC)
+            if self._elsewhere is not None:
+                await self._elsewhere.close()  # its loading has failed
             self._elsewhere = Elsewhere(self._engine, self._shard_count, self._policy, self._clock, self.background)
             await self._elsewhere.load()
         return self._shard_count
@@ -348,11 +350,6 @@ class Subscriptions(Part):
         """Iterate over the subscriptions of this node, those with a name first. To be taken without waiting in between."""
         return chain(self._by_name.values(), (each for each in self._by_id.values() if not each.name))
 
-    def all(self) -> Iterator[Subscription]:
-        """Iterate over the same, and on the node that leads over those of the others, as they are stored."""
-        elsewhere = () if self._elsewhere is None else self._elsewhere.subscriptions(self._shards)
-        return chain(self.here(), elsewhere)
-
     def when_durable(self, done: OnDurable) -> None:
         """Call `done` once everything acknowledged so far is on disk, at once where it is; with the error if it cannot be."""
         when_all_durable([shard.writer for shard in self._shards.values()], done)
@@ -372,13 +369,13 @@ class Subscriptions(Part):
         number = number_in(name)
         if found is None and number is not None:
             found = self._by_id.get(number)
-        if found is None or found.topic != topic or name != group_name(found):
+        if found is None or found.topic != topic or name != found.group:
             raise GroupNotFound(f"subscription not found: {name} in topic {topic}")
         return found
 
     def check_unused(self, subscription: Subscription) -> None:
         """Raise InvalidRequest if a subscription cannot be moved now, because of its readers or of what they have left."""
-        name = group_name(subscription)
+        name = subscription.group
         if subscription.deleted:
             raise GroupNotFound(f"subscription not found: {name} in topic {subscription.topic}")
         subscription.expire_deliveries(self._clock.now_ms())
@@ -398,21 +395,25 @@ class Subscriptions(Part):
         """Continue at these offsets, by partition, once that is stored. Raises what `check_unused` does."""
         await self._shards[subscription.shard].writer.move(subscription, offsets, self.check_unused)
 
-    async def catch_up(self) -> None:
-        """Show subscriptions of other nodes as they were stored before the call, on the node that leads."""
+    async def catch_up(self, group: str | None, topic: str | None) -> None:
+        """Show the same of other nodes as `of_group` as they were stored before the call, on the node that leads."""
         if self._elsewhere is not None:
-            await self._elsewhere.catch_up()
+            await self._elsewhere.catch_up(group, topic)
 
     def of_group(self, group: str | None, topic: str | None) -> list[Subscription]:
-        """Return the subscriptions of a group, on the node that leads those of other nodes too."""
-        return [each for each in self.all() if group in (None, group_name(each)) and topic in (None, each.topic)]
+        """Return the subscriptions of a group, or of all, in a topic or in all: on the node that leads those of other nodes too, as they
+        are stored."""
+        found = [each for each in self.here() if group in (None, each.group) and topic in (None, each.topic)]
+        if self._elsewhere is not None:
+            found += self._elsewhere.subscriptions(self._shards, group, topic)
+        return found
 
     def group_infos(self, group: str | None = None, topic: str | None = None) -> list[GroupInfo]:
         """Return subscriptions as groups, all or those of one name or topic."""
         return [
             GroupInfo(
                 each.topic,
-                group_name(each),
+                each.group,
                 (),
                 tuple(GroupOffset(index, offset, each.created_ms) for index, offset in enumerate(each.positions)),
             )
@@ -421,7 +422,7 @@ class Subscriptions(Part):
 
     async def delete_group(self, group: str, topic: str | None) -> bool:
         """Delete the subscriptions of a group on this node, in one topic or in all; return whether there were any."""
-        ended = [each for each in self._by_id.values() if group == group_name(each) and topic in (None, each.topic)]
+        ended = [each for each in self._by_id.values() if group == each.group and topic in (None, each.topic)]
         self._forget(ended)
         await self._delete(ended)
         return bool(ended)
@@ -593,8 +594,3 @@ class Subscriptions(Part):
         self.sweep()
         await self.end_idle()
         return SWEEP_S
-
-
-def group_name(subscription: Subscription) -> str:
-    """Return the name of a group; a subscription without one is known by its number."""
-    return subscription.name or f"#{subscription.id}"

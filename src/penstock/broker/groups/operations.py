@@ -98,7 +98,7 @@ class Groups(Part):
         try:
             committed = self._offsets.committed(topic, group, partition)
         except GroupNotFound:
-            await self._subscriptions.catch_up()
+            await self._subscriptions.catch_up(group, topic)
             subscribed = self._subscriptions.group_infos(group, topic)
             if not subscribed:
                 raise
@@ -238,7 +238,7 @@ class Groups(Part):
     async def _delete_subscriptions(self, principal: Principal, group: str, topic: str | None) -> bool:
         """Delete the subscriptions of a group on all nodes; return whether there were any."""
         subscriptions = self._subscriptions
-        await subscriptions.catch_up()
+        await subscriptions.catch_up(group, topic)
         shards = {each.shard for each in subscriptions.of_group(group, topic)} - set(subscriptions.owned)
         found = await subscriptions.delete_group(group, topic)
         for shard in sorted(shards):

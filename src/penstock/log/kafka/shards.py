@@ -78,16 +78,17 @@ class Shards:
         claim.leave()
         for partition in self._covered(shard):
             await partition.written()
+        await claim.transactions.ended()
 
     async def check(self, led: Place, *, keep: bool) -> None:
         """Find out whether another node has taken a claim. `keep`: use those that are held, so that Kafka does not forget them; `led` is a
         partition that the node that leads writes to."""
         for shard, claim in enumerate(self, -1):
-            if claim.held and keep:
-                await claim.lock.fence([led] if shard < 0 else [each.place for each in self._covered(shard)])
             if claim.held:
                 with suppress(NotWritten):  # which was reported, unless it was left meanwhile
                     await claim.lock.check()
+                    if keep and claim.held:
+                        await claim.lock.fence([led] if shard < 0 else [each.place for each in self._covered(shard)])
 
     def _covered(self, shard: int) -> list[KafkaPartition]:
         return [self._partition(topic, shard) for topic in self._divided]

@@ -76,6 +76,10 @@ class Transactions:
         for writer in self._writers:
             self._free.put_nowait(writer)
 
+    async def ended(self) -> None:
+        """Wait until every end that was requested is certain. Nobody waits for those that took too long, and they still have their id."""
+        await self._endings.finish()
+
     async def stop(self) -> None:
         for task in self._endings:
             task.cancel()

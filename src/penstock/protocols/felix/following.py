@@ -101,7 +101,7 @@ class FollowingStream(FelixStream):
         if not isinstance(request, GroupPoll | GroupAck | GroupNack):
             return None
         topic = self._shared.scopes.topic(Scope(request.tenant_id, request.namespace, request.stream))
-        return self._broker.subscriptions.shard_of(topic, request.group)
+        return self._broker.subscriptions.shard_of(topic)
 
     def _start(self, frame: Frame) -> None:
         if self._looked_for is not frame and self._is_of_unknown_topic():

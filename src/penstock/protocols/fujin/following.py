@@ -112,9 +112,8 @@ class FollowingStream(FujinStream):
         topic = topic_of_reader(data)
         if topic is None or self._is_refused:
             return None
-        alias = self.settings.find(topic)
         subscriptions = self.broker.subscriptions
-        shard = subscriptions.shard_of(alias.topic, alias.group)
+        shard = subscriptions.shard_of(self.settings.find(topic).topic)
         return None if subscriptions.owns(shard) else shard
 
     def ended(self) -> None:
