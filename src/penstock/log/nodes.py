@@ -65,6 +65,11 @@ class NodeOnLog:
         """The shards that this node is to own; `watch_nodes` tells when that changes. No other node is given one before it is released."""
         return ()
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the other nodes count on this one. While they do not, what it owns may be another's before it knows."""
+        return True
+
     def divide(self, topic: str) -> None:
         """From now on only the owner of a shard appends to the partition of an internal topic with its number."""
         return

@@ -212,5 +212,24 @@ async def test_new_numbers_tell_the_shard_and_are_never_given_twice(cluster: Clu
     assert broker._engine.topic(SUBSCRIPTIONS_TOPIC).config.partitions == SHARDS
 
 
+async def test_a_node_that_others_may_take_for_gone_delivers_nothing_until_they_hear_of_it(
+    cluster: Cluster, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.share(SHARDS)
+    broker = await cluster.add_alone()
+    subscription = await subscribe(broker, "orders")
+    await produce(broker, "orders", [b"one"])
+    is_heard, woken = False, asyncio.Event()
+    monkeypatch.setattr(SharedEngine, "is_heard", property(lambda _: is_heard))
+    subscription.watch(woken.set)
+    woken.clear()
+    await broker.subscriptions._sweep_step()
+    assert (await take(broker, subscription), woken.is_set()) == (None, False)
+    is_heard = True
+    await broker.subscriptions._sweep_step()
+    assert woken.is_set()
+    assert await take_values(broker, subscription) == [b"one"]
+
+
 def test_the_shard_of_a_topic_is_the_same_in_every_release() -> None:
     assert [shard_of_topic(topic, 16) for topic in ("orders", "t1/orders", "häuser")] == [14, 12, 5]

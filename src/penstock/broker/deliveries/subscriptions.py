@@ -87,6 +87,7 @@ class Subscriptions(Part):
         self._shards: dict[int, Shard] = {}
         """Those that this node owns."""
         self._shard_count = self._engine.shards or 1
+        self._is_divided, self._was_heard = self._engine.shards is not None, True
         self._leaving: set[int] = set()
         """Those that are about to go to another node."""
         self.owners: Owners | None = None
@@ -233,7 +234,8 @@ class Subscriptions(Part):
     ) -> list[Delivery] | NotInMemory:
         """The next records of a subscription: as many as there are, until either bound is reached.
 
-        If they are not in memory, await `load` and take again. If the one after them cannot be read, a request for it gets the error.
+        If they are not in memory, await `load` and take again. If the one after them cannot be read, a request for it gets the error. None
+        while others may take this node for gone, and deliver them.
         """
         subscription.used_s = self._clock.monotonic()
         if not subscription.deleted:
@@ -241,6 +243,8 @@ class Subscriptions(Part):
         now_ms = self._clock.now_ms()
         deliveries: list[Delivery] = []
         size_bytes = 0
+        if self._is_divided and not self._engine.is_heard:
+            return deliveries
         while len(deliveries) < records_max and size_bytes < bytes_max:
             try:
                 taken = subscription.take(now_ms)
@@ -355,8 +359,7 @@ class Subscriptions(Part):
         when_all_durable([shard.writer for shard in self._shards.values()], done)
 
     def _store_soon(self, subscription: Subscription) -> None:
-        shard = self._shards.get(subscription.shard)
-        if shard is not None:
+        if (shard := self._shards.get(subscription.shard)) is not None:
             shard.writer.store_soon(subscription)
 
     def _dead_letter_exhausted(self, subscription: Subscription) -> None:
@@ -514,9 +517,7 @@ class Subscriptions(Part):
         return subscription
 
     def _check_room(self, owner: str) -> None:
-        advice = (
-            "delete some with penstock group delete, or lower subscriptions.idle_ms_max, after which unused ones end"
-        )
+        advice = "delete some with penstock group delete, or lower subscriptions.idle_ms_max, which ends unused ones"
         if len(self._by_id) + self._arriving.total() >= self._limits.subscriptions_max:
             raise LimitExceeded(
                 f"there are {len(self._by_id)} subscriptions, the most allowed: raise limits.subscriptions_max, {advice}"
@@ -591,6 +592,9 @@ class Subscriptions(Part):
             await self._end(idle)
 
     async def _sweep_step(self) -> float:
+        was_heard, self._was_heard = self._was_heard, self._engine.is_heard
+        for each in self.here() if self._was_heard and not was_heard else ():
+            each.wake()  # its readers got nothing meanwhile
         self.sweep()
         await self.end_idle()
         return SWEEP_S

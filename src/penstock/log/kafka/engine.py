@@ -278,6 +278,10 @@ class KafkaEngine(Engine):
     def given_shards(self) -> Collection[int]:
         return () if self._membership is None else self._membership.given
 
+    @property
+    def is_heard(self) -> bool:
+        return self._membership is None or self._membership.is_heard
+
     def divide(self, topic: str) -> None:
         self._shards.divide(topic)
         self._note_claims(topic)

@@ -83,6 +83,11 @@ class Membership:
         """Whether the lead was given to this node."""
         return self._said.leads and self.lost is None
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether Kafka has heard of this node, and so cannot take it for gone yet."""
+        return asyncio.get_running_loop().time() - self._heard_at < SESSION_S
+
     async def join(self) -> None:
         """Return once it is known who leads. Raises Unreachable, KafkaFault."""
         while True:
@@ -166,8 +171,9 @@ class Membership:
         )
         self._joined, self._announced = joined, None  # until it is known what was shared out
         assignments = {} if not joined.members else _shared_out(joined.members)
+        now = asyncio.get_running_loop().time()
         assignment = await self._client.sync_group(self._group, joined, assignments)
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = now
         told = msgspec.json.decode(assignment, type=dict[str, _Said])
         self._check_shards(told.values())
         nodes = [NodeInfo(each.id, each.addresses, each.leads, each.shards) for each in told.values()]
