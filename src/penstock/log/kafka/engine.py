@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Final, Literal
 
@@ -380,13 +381,11 @@ class KafkaEngine(Engine):
     async def _check_lock(self) -> float:
         """Find out that another node has taken over, even if nothing is written here."""
         now = asyncio.get_running_loop().time()
-        try:
+        with suppress(NotWritten):  # of which the sender was told
             keep = now - self._kept_at > KEEP_S
             await self._shards.check(self._store.place, keep=keep)
             if keep:
                 self._kept_at = now
-        except NotWritten:
-            pass  # the sender was fenced
         if self._fenced is not None:
             raise NotWritten(self._fenced)  # the broker is not ready, and stays so
         return CHECK_S
