@@ -40,7 +40,7 @@ class Cluster(Part):
         nodes = self._engine.nodes()
         name = SHARED_NAME if nodes else NAME
         by_shard = {shard: node.id for node in nodes for shard in node.shards}
-        owners = [by_shard.get(shard) for shard in range(self._engine.shards or 0)]
+        owners = tuple(by_shard.get(shard) for shard in range(self._engine.shards or 0))
         return ClusterStatus(name, nodes, len(visible), sum(info.config.partitions for info in visible), failed, owners)
 
     @on_broker(Operation.ADMIN)

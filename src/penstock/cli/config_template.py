@@ -37,16 +37,10 @@ OPTIONAL: dict[type[BaseModel], dict[str, str]] = {
     Tls: {"cert": "server.pem", "key": "server.key", "client_ca": "clients.pem"},
     KafkaTls: {"ca": "kafka-ca.pem", "cert": "penstock.pem", "key": "penstock.key"},
     KafkaSasl: {"mechanism": "SCRAM-SHA-512", "username": "penstock", "password": "...", "token_file": "token.jwt"},
-    Cluster: {
-        "bind": "127.0.0.1:9700",
-        "advertise": "node1.example",
-        "node": "node1",
-        "secret": "...",
-        "insecure": "false",
-    },
+    Cluster: {"bind": "127.0.0.1:9700", "advertise": "node1.example", "node": "node1", "secret": "..."},
     ClusterTls: {"cert": "node1.pem", "key": "node1.key", "ca": "nodes-ca.pem"},
 }
-"""Sections that change something by being there, and what their settings look like."""
+"""Sections that change something by being there, and what those of their settings look like that need a value."""
 EXAMPLES: dict[type[BaseModel], dict[str, str]] = {
     Topic: {"name": '"orders"', "partitions": "3", "durability": '"fsync"', "retention_ms": '"7d"'},
     Pipeline: {"name": '"sales"', "file": '"sales.toml"', "password_file": '"sales.password"'},
@@ -77,7 +71,8 @@ def _section(path: str, kind: type[BaseModel]) -> str:
         if below in OPTIONAL:
             lines += [*_comment(_about(below)), f"# [{f'{path}.{name}'.strip('.')}]"]
             for key, text in field_docs(below).items():
-                lines += [*_comment(text), f'# {key} = "{OPTIONAL[below][key]}"']
+                example = OPTIONAL[below].get(key, below.model_fields[key].default)
+                lines += [*_comment(text), f"# {key} = {toml(key, example)}"]
             lines.append("")
     return "\n".join(lines)
 
