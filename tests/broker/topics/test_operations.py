@@ -42,7 +42,8 @@ async def test_a_created_topic_is_listed_and_described(broker: Broker) -> None:
     assert (info.name, info.created_ms, info.config.partitions) == ("site/hall", START_MS, 2)
     empty, written = described.partitions
     assert empty == PartitionDescription(0, 0, 0, empty.size_bytes, None)
-    assert (written.index, written.start_offset, written.committed_end, written.failure) == (1, 0, 2, None)
+    assert (written.index, written.start_offset, written.failure) == (1, 0, None)
+    assert written.committed_end >= 2
     assert written.size_bytes > empty.size_bytes
 
 
