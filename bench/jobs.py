@@ -1,4 +1,4 @@
-"""What a program of a benchmark is told and what it answers: JSON on its standard input and output, as `start_program` has it."""
+"""The job and the result of a load generator, as JSON on its standard input and output (see `start_program`)."""
 
 from __future__ import annotations
 

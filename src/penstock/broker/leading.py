@@ -177,7 +177,7 @@ class Leading:
         self._watchers.notify()
 
     async def _own_given(self) -> float | None:
-        """Give up what another node is to have, and own what this one is. Returns the seconds until that is to be looked at again."""
+        """Release shards assigned to other nodes and claim those assigned to this one. Returns the delay before the next check."""
         engine, sharded = self._engine, self._sharded
         if engine.deposed is not None:
             return None

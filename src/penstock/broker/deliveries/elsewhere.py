@@ -86,8 +86,10 @@ class Elsewhere:
         return sum(max(0, len(table) - 1) for shard, table in enumerate(self._tables) if shard not in owned)
 
     def subscriptions(self, owned: Container[int], group: str | None, topic: str | None) -> Iterator[Subscription]:
-        """Iterate over those in shards that this node does not own, of a group and a topic where they are given: what was not acknowledged
-        counts as in flight. Only to be looked at."""
+        """Iterate over read-only copies of the subscriptions in shards that this node does not own, filtered by group and topic if given.
+
+        Records that were not acknowledged count as in flight.
+        """
         now_ms = self._clock.now_ms()
         for shard in self._shards_of(group, topic):
             if shard in owned:

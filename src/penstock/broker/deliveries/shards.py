@@ -1,7 +1,7 @@
 """Subscriptions in shards, each of which has one owner among the nodes of a cluster: what a shard is made of, and how a log is divided.
 
-A shard is a partition of the table `__subscriptions`. A subscription with a name is in that of its topic, so that whoever asks for it finds
-its owner; one without a name is known by its number, which tells the shard. A broker with a log for itself owns all.
+A shard is a partition of the table `__subscriptions`. The shard of a named subscription follows from its topic, that of an unnamed one
+from its number, so any node can tell who owns it. A broker that does not share its log owns all shards.
 
 A log that was not divided before has one partition. The node that leads adds the others, moves what has a name to where it belongs, and
 creates `__shards` when that is done: nobody owns a shard before. What was in a log without shards and has no name stays in the first.
@@ -40,7 +40,7 @@ _NUMBERS: Final = 0
 
 
 def shard_of_topic(topic: str, count: int) -> int:
-    """Return the shard of the named subscriptions of a topic, of so many: the same in every release."""
+    """Return which of `count` shards the named subscriptions of a topic belong to. Stable across releases."""
     return crc32(topic.encode()) % count
 
 

@@ -1,4 +1,4 @@
-"""Pages of groups and subscriptions as an operator sees them, and what is told of a group: members, assignment, lag.
+"""Pages of groups and subscriptions for operators, and the status of a group: members, assignment, lag.
 
 Lists come in pages, so that one request has a bounded number of partitions to look at, and of timestamps to look up on disk.
 """
