@@ -364,6 +364,18 @@ async def test_any_node_lists_resets_and_deletes_the_subscriptions_of_all(nodes:
                     await admin.delete_group(name, topic)
 
 
+async def test_a_group_that_is_named_like_a_number_is_reset_where_it_is(nodes: Nodes) -> None:
+    for node in nodes.running:
+        async with flymq(node) as admin:
+            for topic in TOPICS:
+                owner = nodes.owner(topic)
+                await owner.broker.subscriptions.subscribe(ANONYMOUS, topic, 1, name="#5", start="earliest")
+                await until_listed(admin, {(topic, "#5")})
+                [moved] = await admin.monitoring.reset_subscription("#5", topic, to="latest")
+                assert (moved.partition, moved.after) == (0, 0)
+    assert {nodes.owner(topic).engine.node for topic in TOPICS} == {"one", "two"}
+
+
 async def test_a_group_that_is_looked_for_costs_no_look_at_all_subscriptions(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,7 +191,7 @@ class Dialer:
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:
             log.warning(
-                "leader_not_reached", listener=introduction.protocol, peer=introduction.peer, shard=shard, reason=reason
+                "node_not_reached", listener=introduction.protocol, peer=introduction.peer, shard=shard, reason=reason
             )
             raise NotLeading(f"no node that {what} is reached: {reason}; try again") from None
 

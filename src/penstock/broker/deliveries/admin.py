@@ -83,8 +83,11 @@ class SubscriptionAdmin(Part):
 
         Raises GroupNotFound, InvalidRequest while it has readers or records that wait to become dead letters, PartitionNotFound.
         """
-        shard, owners = self._subscriptions.shard_of(topic, subscription), self._subscriptions.owners
-        if owners is not None and not self._subscriptions.owns(shard):
+        subscriptions, owners = self._subscriptions, self._subscriptions.owners
+        await subscriptions.catch_up(subscription, topic)
+        known = subscriptions.of_group(subscription, topic)  # a group may be named as if it had a number
+        shard = known[0].shard if known else subscriptions.shard_of(topic, subscription)
+        if owners is not None and not subscriptions.owns(shard):
             return await owners.reset_subscription(
                 shard, principal, topic, subscription, target, partition, preview=preview
             )
